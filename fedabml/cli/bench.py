@@ -49,8 +49,8 @@ def bench(
     dtype_of(dtype, place)
     suite = "quick" if quick else "short" if place.type == "cpu" else "gpu"
     works = [workload(name.strip(), suite) for name in models.split(",")]
-    facts = machine(place)
-    load, cores = facts.pop("load"), facts["cores"]
+    hardware = machine(place)
+    load, cores = hardware.pop("load"), hardware["cores"]
     if load > cores / 2:
         note(f"This machine is busy (load {load:.1f} on {cores} cores), so the times below are too long.")
     parts = split_words(without)
@@ -58,7 +58,7 @@ def bench(
         raise InputError(f"--without {', '.join(sorted(unknown))}: use 1, or some of {', '.join(SWITCHABLE)}.")
     records = [record for work in works for record in races(work, place, dtype, quick, parts)]
     clear(place)
-    print_line(", ".join(f"{name} {value}" for name, value in facts.items()))
+    print_line(", ".join(f"{name} {value}" for name, value in hardware.items()))
     sheet = tables.without(records) if parts else tables.brief(records)
     table(sheet.head, sheet.rows, title=f"{sheet.title}, {dtype} on {place.type}", numbers=True)
     for work in works:

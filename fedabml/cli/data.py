@@ -72,10 +72,10 @@ def get(ctx: typer.Context, name: list[str] | None = None, *, config: Config = N
             f"Name a dataset to download, or give a --config that names one.{nearest('', names('dataset'))}"
         )
     data_dir = ctx.params["data_dir"]
-    for each in wanted:
-        with downloads(each) as on_download:
-            load(each, data_dir, progress=on_download)
-        print_line(f"{each}: {location(each, data_dir)}")
+    for dataset in wanted:
+        with downloads(dataset) as on_download:
+            load(dataset, data_dir, progress=on_download)
+        print_line(f"{dataset}: {location(dataset, data_dir)}")
 
 
 @app.command()
@@ -149,22 +149,22 @@ def _inspect_table(plan: RunConfig, files: list[Path], show: int) -> None:
     from ..report import save
     from ..report.inspection_page import render_inspection
 
-    found = inspect_table(**plan.table_columns())
-    rows = [(c.name, c.use, c.kind, f"{c.total.gaps:.1%}", c.total.without_gaps.text) for c in found.columns]
-    table(("column", "use", "kind", "gaps", "values"), rows, title=f"{found.dataset}: columns")
-    held = [column for column in found.columns if column.use != "client"]
+    inspection = inspect_table(**plan.table_columns())
+    rows = [(c.name, c.use, c.kind, f"{c.total.gaps:.1%}", c.total.without_gaps.text) for c in inspection.columns]
+    table(("column", "use", "kind", "gaps", "values"), rows, title=f"{inspection.dataset}: columns")
+    held = [column for column in inspection.columns if column.use != "client"]
     for first in range(0, len(held), COLUMNS) if show else ():
         some = held[first : first + COLUMNS]
         cells = (column.clients[:show] for column in some)
-        lines = zip(found.clients[:show], *([each.text for each in column] for column in cells), strict=True)
+        lines = zip(inspection.clients[:show], *([cell.text for cell in column] for column in cells), strict=True)
         table(("client", *(column.name for column in some)), lines)
-    for text in found.warnings:
+    for text in inspection.warnings:
         print_paragraph(f"Warning: {text}")
-    print_line(f"warnings  {len(found.warnings)}")
+    print_line(f"warnings  {len(inspection.warnings)}")
     if files:
         with folder_lock(files[0].parent):
-            write_json(files[0], found.to_json())
-            save(render_inspection(found), files[1])
+            write_json(files[0], inspection.to_json())
+            save(render_inspection(inspection), files[1])
         print_line(f"columns   {files[0]}")
         print_line(f"page      {files[1]}")
     print_line()
@@ -172,15 +172,15 @@ def _inspect_table(plan: RunConfig, files: list[Path], show: int) -> None:
 
 def overview(fed: Federation, show: int) -> None:
     """Print a federation as two tables; the second one has the first `show` clients."""
-    facts = fed.describe()
+    description = fed.describe()
     rows = [
         ("task", f"{fed.task}, {fed.outcomes}"),
         ("clients", client_sizes(fed)),
-        ("samples", ", ".join(f"{count:,} {split}" for split, count in facts["samples"].items())),
-        ("one sample", f"{facts['dtype']} of shape {tuple(facts['sample_shape'])}"),
+        ("samples", ", ".join(f"{count:,} {split}" for split, count in description["samples"].items())),
+        ("one sample", f"{description['dtype']} of shape {tuple(description['sample_shape'])}"),
     ]
     if fed.task == "classification":
-        rows.append(("classes per client", f"{facts['classes_per_client']:.2f} on average"))
+        rows.append(("classes per client", f"{description['classes_per_client']:.2f} on average"))
     table(("", ""), rows, title=fed.dataset)
     splits = ("train", "val", "test")
     columns: list[Any] = [fed.names, *(fed.rows(split).counts for split in splits)]

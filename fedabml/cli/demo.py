@@ -57,8 +57,8 @@ def demo(*, out: Path = Path("runs/demo"), quiet: bool = False) -> None:
             runs[name] = execute(RunConfig(**COMMON, algorithm=name, hyper=hyper), out / name, quiet=quiet, label=name)
         fed = RunConfig(**COMMON).federation()
         unseen = {name: on_unseen(run, fed) for name, run in runs.items() if name != "local"}  # alone: no prior
-        for name, facts in unseen.items():
-            write_json(out / name / "unseen.json", facts)
+        for name, scores in unseen.items():
+            write_json(out / name / "unseen.json", scores)
         title = "Few digits: FedABML, FedAvg and training alone"
         page = write([out / name for name in runs], out / "report.html", title)
     if quiet:

@@ -54,7 +54,7 @@ def doctor(ctx: typer.Context, *, estimate: bool = True) -> None:
         return
     fed = plan.federation()
     setup = prepare(fed, plan.model, plan.algorithm_object(), **plan.train_options(fed))
-    table(("", ""), facts(setup), title="The run")
+    table(("", ""), plan_rows(setup), title="The run")
     table(("", ""), machine.choices(setup, plan.to_dict(everything=True)), title="How it would run, and why")
     for text in setup.notes:
         note(text)
@@ -117,14 +117,14 @@ def show_plan(plan: RunConfig, fed: Federation, out: Path, saved: dict[str, Any]
     for text in setup.notes:
         note(text)
     writes = f"{out}{'' if saved is None else ' (resumes the run there)'}"
-    table(("", ""), [*facts(setup), ("writes", writes)], title="The plan")
+    table(("", ""), [*plan_rows(setup), ("writes", writes)], title="The plan")
     if saved is None and (out / "config.json").exists():
         note(f"'{out}' already holds a run: resume it with --resume, or give another folder with --out.")
     print_line("No run was started.")
 
 
-def facts(setup: Setup) -> list[tuple[str, str]]:
-    """Return the facts of a planned run, as pairs of a heading and a value."""
+def plan_rows(setup: Setup) -> list[tuple[str, str]]:
+    """Return the rows of the table of a planned run: pairs of a heading and a value."""
     import torch
 
     from ..engine.client import no_update

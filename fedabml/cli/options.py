@@ -51,7 +51,7 @@ def _described(text: str) -> dict[str, dict[str, Any]]:
     """Return the keywords of `typer.Option` in entries such as `name (METAVAR): help [default: text]`, by name."""
     entries = [" ".join(entry.split()) for entry in re.split(r"\n(?! )", textwrap.dedent(text))]
     matches = [match.groups() for entry in entries if (match := _ENTRY.fullmatch(entry))]
-    return {name: {"metavar": m, "help": help, "show_default": shown or True} for name, m, help, shown in matches}
+    return {name: {"metavar": m, "help": help, "show_default": default or True} for name, m, help, default in matches}
 
 
 def completion(words: Sequence[str]) -> Callable[[str], list[str]]:
@@ -118,7 +118,7 @@ def command(
 
         every = [*map(declared, parameters.values()), *added]
         wrapper.__signature__ = inspect.Signature(every, return_annotation=None)  # type: ignore[attr-defined]
-        wrapper.__annotations__ = {each.name: each.annotation for each in every}
+        wrapper.__annotations__ = {option.name: option.annotation for option in every}
         wrapper.__doc__ = re.sub(r"\n(?=- )", "\n\n", text)  # paragraphs, for rich
         return wrapper
 
@@ -186,10 +186,10 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
                 f"'{path}': [{command}] has '{name}', which is no flag of {command}.{nearest(name, flags)}"
             )
     top = without_commands(content)
-    known = flags.keys() | _FIELDS.keys() - {"hyper"}
+    keys = flags.keys() | _FIELDS.keys() - {"hyper"}
     for name in top:
-        if command != "train" and name not in known and name not in names("algorithm"):
-            raise InputError(f"'{path}': neither '{command}' nor a run has a key '{name}'.{nearest(name, known)}")
+        if command != "train" and name not in keys and name not in names("algorithm"):
+            raise InputError(f"'{path}': neither '{command}' nor a run has a key '{name}'.{nearest(name, keys)}")
     alike = set() if "clients" in flags else _ALIKE  # a command with the flags of a run reads those keys itself
     shared = {name: v for name, v in top.items() if name in flags and (name not in _FIELDS or name in alike)}
     values = {name: _as_typed(path, flags[name], v) for name, v in {**shared, **table}.items()}
@@ -210,7 +210,7 @@ def _as_typed(path: Path, param: Any, value: Any) -> Any:
         raise InputError(f"'{path}': '{param.name}' is a table, but {param.name} needs a value.")
     if isinstance(value, list):
         repeated = param.nargs == -1 or getattr(param, "multiple", False)
-        return [str(each) for each in value] if repeated else ",".join(map(str, value))
+        return [str(item) for item in value] if repeated else ",".join(map(str, value))
     return str(value)
 
 

@@ -87,8 +87,8 @@ def reproduce(
 
     if experiment != "all" and experiment not in EXPERIMENTS:
         raise InputError(f"There is no experiment '{experiment}'.{nearest(experiment, [*EXPERIMENTS, 'all'])}")
-    share = None if part is None else _part(part)
-    if share and so_far:
+    part_numbers = None if part is None else _part(part)
+    if part_numbers and so_far:
         raise InputError("--part runs cells and --so-far runs none: give one of them.")
     if grid and experiment == "all":
         raise InputError("--grid is for one experiment: they have different algorithms.")
@@ -105,7 +105,7 @@ def reproduce(
             folder = out / name
             choices = choices if kind.columns else choices | {"columns": (), "chosen": (), "search_seed": None}
             choices = choices if kind.algorithms else choices | {"algorithms": ()}
-        options |= {"tuning": out / "tune", "finished": finished or (), "part": share, "so_far": so_far}
+        options |= {"tuning": out / "tune", "finished": finished or (), "part": part_numbers, "so_far": so_far}
         try:
             findings = run(name, **options, **choices, out=folder, progress=not quiet)
         except KeyboardInterrupt:
@@ -119,7 +119,7 @@ def reproduce(
             continue
         if findings and not quiet:
             show(findings, folder)
-    if share and not quiet:
+    if part_numbers and not quiet:
         print_line(f"Part {part} is done. Once all are: {again}")
 
 

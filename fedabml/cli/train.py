@@ -190,8 +190,8 @@ def scores(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return head and rows of the table of scores: of the personalised models and, if there is one, of the prior."""
     from ..data.rows import FEW_ROWS
 
-    known = {key for key, value in summary.items() if value is not None}
-    shown = {head: start for head, start in MODELS.items() if start in ("", "prior_") or f"{start}nll" in known}
+    scored = {key for key, value in summary.items() if value is not None}
+    models = {head: start for head, start in MODELS.items() if start in ("", "prior_") or f"{start}nll" in scored}
     measures, small = {key: MEASURES[key].name for key in ROWS}, summary.get("clients_small", 0)
     values = dict(summary)
     if small and "accuracy_worst_decile_large" in summary:
@@ -199,13 +199,13 @@ def scores(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
         values["accuracy_worst_decile"] = summary["accuracy_worst_decile_large"]
     values = {key: number(value) for key, value in values.items()}
     rows = [
-        [label, *(values.get(f"{start}{key}", "") for start in shown.values())]
+        [label, *(values.get(f"{start}{key}", "") for start in models.values())]
         for key, label in measures.items()
         if key in values
     ]
-    blank = [""] * (len(shown) - 1)
+    blank = [""] * (len(models) - 1)
     if small:
         rows.append([f"clients with fewer than {FEW_ROWS} rows", f"{small} of {summary['clients_scored']}", *blank])
     if "bytes_up" in summary:
         rows.append(["traffic per client and round", f"{size(summary['bytes_up'] + summary['bytes_down'])}", *blank])
-    return ["", *shown], rows
+    return ["", *models], rows

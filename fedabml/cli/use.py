@@ -85,9 +85,9 @@ def evaluate(
     with folder_lock(out):
         evaluation = _score(run, setup, prior.shared, split, plan.rounds)
         write(files[1], clients_csv(fed, evaluation, split))
-        facts = {"split": split, "personal_epochs": trained.personal_epochs, "clients": fed.clients}
-        facts |= {"prior_digest": prior.digest, "files": digests(out, [files[1].name])}
-        write_json(files[0], facts | evaluation.summary | evaluation.details)
+        context = {"split": split, "personal_epochs": trained.personal_epochs, "clients": fed.clients}
+        context |= {"prior_digest": prior.digest, "files": digests(out, [files[1].name])}
+        write_json(files[0], context | evaluation.summary | evaluation.details)
     title = f"{fed.clients} clients, {trained.personal_epochs} epoch(s) of personalisation, {split} data"
     table(*scores(evaluation.summary), title=title, numbers=True)
     print_line(f"scores       {files[0]}")
@@ -315,8 +315,8 @@ def _scores(p: Prediction | Regression | MultiPrediction, y: np.ndarray) -> dict
         true = p.probs[np.arange(len(y)), y]
         return {"accuracy": float((p.label == y).mean()), "NLL": float(-np.log(np.clip(true, 1e-30, None)).mean())}
     if isinstance(p, MultiPrediction):
-        flat, known, _ = p.flat(y, np.arange(len(y)))
-        return {"accuracy": float((flat.label == known).mean()), "NLL": float(p.nll(y).mean())}
+        flat, answers, _ = p.flat(y, np.arange(len(y)))
+        return {"accuracy": float((flat.label == answers).mean()), "NLL": float(p.nll(y).mean())}
     return {"RMSE": float(np.sqrt(((p.mean - y) ** 2).mean())), "NLL": float(p.nll(y).mean())}
 
 

@@ -167,21 +167,21 @@ def choose_threshold(score: np.ndarray, y: np.ndarray, aim: Aim) -> float | None
         return None
     order = np.argsort(-score, kind="stable")
     last = np.r_[np.diff(score[order]) != 0, True]  # the last of equal scores: a threshold takes all of them
-    found, predicted = np.cumsum(y[order] == 1)[last], (np.arange(len(y)) + 1)[last]
+    true_positives, predicted = np.cumsum(y[order] == 1)[last], (np.arange(len(y)) + 1)[last]
     thresholds = score[order][last]
     positives = int((y == 1).sum())
     if aim.kind == "f1":
-        best = int(np.argmax(2 * found / (positives + predicted)))
+        best = int(np.argmax(2 * true_positives / (positives + predicted)))
     elif aim.kind == "recall":
-        best = int(np.argmax(found >= aim.values[0] * positives - 1e-9))
+        best = int(np.argmax(true_positives >= aim.values[0] * positives - 1e-9))
     elif aim.kind == "precision":
-        good = np.flatnonzero(found / predicted >= aim.values[0] - 1e-9)
+        good = np.flatnonzero(true_positives / predicted >= aim.values[0] - 1e-9)
         if not len(good):
             return None
         best = int(good[-1])
     else:
         miss, alarm = aim.values
-        costs = miss * (positives - found) + alarm * (predicted - found)
+        costs = miss * (positives - true_positives) + alarm * (predicted - true_positives)
         best = int(np.argmin(costs))
         if miss * positives <= costs[best]:  # to predict no positive at all is as cheap
             return math.inf

@@ -74,9 +74,9 @@ def _intervals(
 def wilson(hits: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the ends of the 95% interval of a share (Wilson 1927), which is no point where all samples are right."""
     z = 1.959963984540054
-    share, scale = hits / count, 1 + z**2 / count
-    middle = (share + z**2 / (2 * count)) / scale
-    half = z * np.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2) / scale
+    rate, scale = hits / count, 1 + z**2 / count
+    middle = (rate + z**2 / (2 * count)) / scale
+    half = z * np.sqrt(rate * (1 - rate) / count + (z / (2 * count)) ** 2) / scale
     return middle - half, middle + half
 
 
@@ -158,8 +158,8 @@ def decision_measures(
     ranked = [_ranking(probs[:, c], y == c, owner, clients, specificity) for c in positive]
     recall, precision, f1 = rates(*class_counts(probs.argmax(1), y, owner, clients, classes))
     measures = {
-        "auroc": mean([each["auroc"] for each in ranked]),
-        "average_precision": mean([each["average_precision"] for each in ranked]),
+        "auroc": mean([curve["auroc"] for curve in ranked]),
+        "average_precision": mean([curve["average_precision"] for curve in ranked]),
         "balanced_accuracy": mean(recall.T),
         "f1": mean(f1.T[list(positive)]),
         "classwise_ece": mean([_ece(probs[:, c], y == c, owner, clients) for c in range(classes)]),
@@ -181,25 +181,27 @@ def class_counts(
     return count(y, (label == y).astype(float)), count(y), count(label)
 
 
-def rates(found: np.ndarray, true: np.ndarray, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def rates(
+    true_positives: np.ndarray, true: np.ndarray, predicted: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return recall, precision and F1 of every class from `class_counts`.
 
     Recall is NaN for a class without samples; precision and F1 are 0 for a class that has samples and is never
     predicted, and NaN for a class that neither has samples nor is predicted.
     """
     with np.errstate(invalid="ignore", divide="ignore"):
-        recall = np.where(true > 0, found / true, np.nan)
-        precision = np.where(predicted > 0, found / predicted, np.where(true > 0, 0.0, np.nan))
-        f1 = 2 * found / (true + predicted)  # 0/0, NaN, where the class does not occur
+        recall = np.where(true > 0, true_positives / true, np.nan)
+        precision = np.where(predicted > 0, true_positives / predicted, np.where(true > 0, 0.0, np.nan))
+        f1 = 2 * true_positives / (true + predicted)  # 0/0, NaN, where the class does not occur
     return recall, precision, f1
 
 
 def mean(values: list[Any] | np.ndarray) -> np.ndarray:
     """Average over the first axis, without NaN; NaN where nothing is defined."""
     stacked = np.asarray(values, dtype=float)
-    known = ~np.isnan(stacked)
+    is_number = ~np.isnan(stacked)
     with np.errstate(invalid="ignore"):
-        return np.where(known, stacked, 0.0).sum(0) / known.sum(0)
+        return np.where(is_number, stacked, 0.0).sum(0) / is_number.sum(0)
 
 
 def _ranking(

@@ -139,10 +139,10 @@ def _alone(code: np.ndarray, score: np.ndarray | None, y: np.ndarray, classes: i
         return 0.0
     best = 0.0
     if score is not None:
-        known = ~np.isnan(score)
-        if np.bincount(y[known], minlength=classes).min() < LEAST_ROWS:
+        is_number = ~np.isnan(score)
+        if np.bincount(y[is_number], minlength=classes).min() < LEAST_ROWS:
             return 0.0
-        code, y, score = code[known], y[known], score[known]
+        code, y, score = code[is_number], y[is_number], score[is_number]
         if classes == 2:
             area = auroc(score, y == 1)
             best = max(area, 1 - area)
@@ -192,7 +192,7 @@ def _shared_rows(frame: pd.DataFrame, owners: Rows, names: Sequence[str]) -> lis
     shared: Counter[tuple[int, int]] = Counter()
     pairs: Counter[tuple[int, int]] = Counter()
     within = 0
-    for group in (each for each in groups if len(each) > 1):
+    for group in (rows for rows in groups if len(rows) > 1):
         counts = sorted(Counter(group.tolist()).items())
         within += sum(n * (n - 1) // 2 for _, n in counts)
         for (a, n), (b, m) in combinations(counts[:100], 2):
@@ -200,17 +200,17 @@ def _shared_rows(frame: pd.DataFrame, owners: Rows, names: Sequence[str]) -> lis
             pairs[a, b] += n * m
     size = owners.counts.astype(float)
     chance = within / max(1.0, float((size * (size - 1) / 2).sum()))
-    found = []
+    named_pairs = []
     for (a, b), count in shared.most_common():
         usual = max(chance * size[a] * size[b], alike[a] * size[b], alike[b] * size[a])
         if pairs[a, b] > usual + 4 * np.sqrt(usual):
-            found.append(f"'{names[a]}' and '{names[b]}' ({count})")
-    if not found:
+            named_pairs.append(f"'{names[a]}' and '{names[b]}' ({count})")
+    if not named_pairs:
         return []
-    more = f" and {len(found) - NAMED} more pairs" if len(found) > NAMED else ""
+    more = f" and {len(named_pairs) - NAMED} more pairs" if len(named_pairs) > NAMED else ""
     return [
-        f"Clients share identical rows: {', '.join(found[:NAMED])}{more}. If a row is in the data twice, keep it at "
-        "one client; otherwise a client may be tested on rows that another has learned from."
+        f"Clients share identical rows: {', '.join(named_pairs[:NAMED])}{more}. If a row is in the data twice, keep it "
+        "at one client; otherwise a client may be tested on rows that another has learned from."
     ]
 
 
@@ -244,12 +244,14 @@ def _other_units(column: ColumnProfile, names: Sequence[str]) -> Iterator[str]:
     """Yield a warning for each client whose numbers look as if they had another unit than those of the others."""
     if not column.total.quantiles or len(names) < 3:
         return
-    known = [(i, each.quantiles) for i, each in enumerate(column.clients) if each.quantiles and each.quantiles[0] > 0]
-    if len(known) < max(3, len(names) // 2):
+    positive = [
+        (i, client.quantiles) for i, client in enumerate(column.clients) if client.quantiles and client.quantiles[0] > 0
+    ]
+    if len(positive) < max(3, len(names) // 2):
         return
-    usual = float(np.median([middle for _, (_, middle, _) in known]))
-    low, high = (float(np.median([ends[side] for _, ends in known])) for side in (0, 2))
-    for i, (least, middle, most) in known:
+    usual = float(np.median([middle for _, (_, middle, _) in positive]))
+    low, high = (float(np.median([ends[side] for _, ends in positive])) for side in (0, 2))
+    for i, (least, middle, most) in positive:
         apart = least > high or most < low
         if apart and not usual / OTHER_UNIT < middle < usual * OTHER_UNIT:
             yield (

@@ -103,7 +103,7 @@ class Prediction:
         `labels` is the label level log π_i that the probabilities contain, if any: it gives the surprise.
         """
         probs = draws.mean(0, dtype=torch.float64)
-        within = torch.stack([_entropy(each.double()) for each in draws]).mean(0)
+        within = torch.stack([_entropy(draw.double()) for draw in draws]).mean(0)
         information = (_entropy(probs) - within).clamp_min(0)
         odd = None
         if labels is not None:
@@ -172,8 +172,10 @@ class Regression:
             levels = np.full(1, np.nan)
         if not levels.size or levels.ndim > 1 or not ((levels > 0) & (levels < 1)).all():
             raise InputError(f"A quantile's level is a number between 0 and 1, such as 0.9; it is {quoted(level)}.")
-        found = np.stack([self.original(_mixture_quantile(self.draws, each)) for each in levels.reshape(-1).tolist()])
-        return found if levels.ndim else found[0]
+        quantiles = np.stack(
+            [self.original(_mixture_quantile(self.draws, probability)) for probability in levels.reshape(-1).tolist()]
+        )
+        return quantiles if levels.ndim else quantiles[0]
 
     def gaussian(self) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and deviation on the scale where the noise is Gaussian: that of the transformed target."""
@@ -236,8 +238,8 @@ def _moments(draws: np.ndarray, transform: TargetTransform | None = None) -> tup
 def _mixture_quantile(draws: np.ndarray, level: float) -> np.ndarray:
     """Return the quantile [n, targets] of mixtures of Gaussians [draws, n, mean and deviation]."""
     mean, std = torch.from_numpy(draws).chunk(2, -1)
-    each = mean + std * torch.special.ndtri(torch.tensor(level, dtype=mean.dtype))
-    low, high = each.amin(0), each.amax(0)
+    of_draws = mean + std * torch.special.ndtri(torch.tensor(level, dtype=mean.dtype))
+    low, high = of_draws.amin(0), of_draws.amax(0)
     for _ in range(BISECTIONS if len(draws) > 1 else 0):
         middle = (low + high) / 2
         below = torch.special.ndtr((middle - mean) / std).mean(0) < level

@@ -231,13 +231,13 @@ def _score_run(
     if small.any() and "accuracy" in values:
         large = values["accuracy"][~small]
         summary["accuracy_worst_decile_large"] = worst_decile(large) if len(large) else None
-    shown = [name for name in ("accuracy", "nll", "ece", "brier", "rmse") if name in summary]
-    summary |= {f"prior_{name}": None for name in shown}
+    measures = [name for name in ("accuracy", "nll", "ece", "brier", "rmse") if name in summary]
+    summary |= {f"prior_{name}": None for name in measures}
     prior = cohort.algorithm.prior(entry.shared) if with_prior else None
     for prefix, predictions in (_prior_predictions(entry, prior, rows.index, client) if prior else {}).items():
         alone, alone_pooled, _ = score(predictions, y, owner, len(scored))
         values |= {f"{prefix}_{k}": v for k, v in alone.items()}
-        summary |= {f"{prefix}_{name}": alone_pooled.get(name, float(alone[name].mean())) for name in shown}
+        summary |= {f"{prefix}_{name}": alone_pooled.get(name, float(alone[name].mean())) for name in measures}
     columns = {name: np.full(fed.clients, np.nan) for name in values}
     for name, column in columns.items():
         column[scored] = values[name]
@@ -308,5 +308,5 @@ def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray, own
 
 def _mean(values: np.ndarray) -> float | None:
     """Average over the clients that have a value; None where no client has."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
+    numbers = values[~np.isnan(values)]
+    return float(numbers.mean()) if len(numbers) else None

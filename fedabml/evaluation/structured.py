@@ -81,11 +81,11 @@ class MultiPrediction:
 
     def flat(self, y: np.ndarray, owner: np.ndarray) -> tuple[Prediction, np.ndarray, np.ndarray]:
         """Return the known answers as samples of a classifier: their predictions, classes [m] and owners [m]."""
-        known = y >= 0
+        answered = y >= 0
         return (
-            Prediction(self.probs[known], self.mutual_information[known]),
-            y[known],
-            np.repeat(owner, known.sum(1)),
+            Prediction(self.probs[answered], self.mutual_information[answered]),
+            y[answered],
+            np.repeat(owner, answered.sum(1)),
         )
 
     def exact(self, y: np.ndarray) -> np.ndarray:
@@ -107,9 +107,9 @@ def decide(
         return decisions.report(flat.probs, labels, owners, counts)
     reports = []
     for j in range(y.shape[1]):
-        known = y[:, j] >= 0
+        answered = y[:, j] >= 0
         counts = _counts(fed.y[index, j : j + 1], trainer, fed.clients, 2)[clients]
-        reports.append(decisions.report(p.probs[known, j], y[known, j], owner[known], counts))
+        reports.append(decisions.report(p.probs[answered, j], y[answered, j], owner[answered], counts))
     by_client = {
         name: decisions.mean([values.get(name, np.full(len(clients), np.nan)) for values, _, _ in reports])
         for name in reports[0][0]
@@ -118,14 +118,14 @@ def decide(
     means = {n: decisions.mean([np.nan if r[1][n] is None else r[1][n] for r in reports]) for n in reports[0][1]}
     pooled = {name: None if np.isnan(value) else float(value) for name, value in means.items()}
     by_label = [
-        {"label": j, "samples": int((y[:, j] >= 0).sum()), "positives": int((y[:, j] == 1).sum()), **each}
-        for j, (_, each, _) in enumerate(reports)
+        {"label": j, "samples": int((y[:, j] >= 0).sum()), "positives": int((y[:, j] == 1).sum()), **measures}
+        for j, (_, measures, _) in enumerate(reports)
     ]
     return by_client, pooled, {"labels": by_label}
 
 
 def _counts(y: np.ndarray, owner: np.ndarray, clients: int, classes: int) -> np.ndarray:
     """Count each client's known answers of every class, [clients, classes]."""
-    known = y >= 0
-    cells = np.repeat(owner, known.sum(1)) * classes + y[known]
+    answered = y >= 0
+    cells = np.repeat(owner, answered.sum(1)) * classes + y[answered]
     return np.bincount(cells, minlength=clients * classes).reshape(clients, classes)

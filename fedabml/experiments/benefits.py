@@ -55,7 +55,7 @@ def benefits(comparison: Comparison, label: str) -> list[Benefit]:
     main = comparison.columns[0]
     pairs: dict[str, list[tuple[float, float, float]]] = {}
     for seed in comparison.seeds:
-        alone, here = (comparison.values(each, seed, main.key) for each in (comparison.local, label))
+        alone, here = (comparison.values(row, seed, main.key) for row in (comparison.local, label))
         if alone is None or here is None:
             continue
         names = comparison.client_names[seed]
@@ -63,17 +63,17 @@ def benefits(comparison: Comparison, label: str) -> list[Benefit]:
         for name, a, b, count in zip(names, alone.tolist(), here.tolist(), rows.tolist(), strict=True):
             if not math.isnan(a) and not math.isnan(b):
                 pairs.setdefault(name, []).append((a, main.better * (b - a), count))
-    found = []
+    gained = []
     for name, values in pairs.items():
         alone_values, gains, counts = (list(column) for column in zip(*values, strict=True))
         gain, half = interval(gains)
         count = float(np.mean(counts))
         enough = len(gains) >= SEEDS_TO_TEST
-        found.append(
+        gained.append(
             Benefit(name, None if math.isnan(count) else count, float(np.mean(alone_values)), gain,
                     half if enough else None, len(gains))
         )  # fmt: skip
-    return sorted(found, key=lambda each: (-each.gain, each.client))
+    return sorted(gained, key=lambda benefit: (-benefit.gain, benefit.client))
 
 
 def _repeated(comparison: Comparison) -> bool:
@@ -83,7 +83,7 @@ def _repeated(comparison: Comparison) -> bool:
 
 def harmed_share(comparison: Comparison, label: str) -> float | None:
     """Return the share of clients that are harmed beyond their intervals; None where no client has an interval."""
-    verdicts = [each.verdict for each in benefits(comparison, label) if each.verdict]
+    verdicts = [benefit.verdict for benefit in benefits(comparison, label) if benefit.verdict]
     return verdicts.count(HARMED) / len(verdicts) if verdicts else None
 
 
@@ -94,7 +94,7 @@ def benefit_cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
     """
     main = comparison.columns[0]
     by_label = {row.label: {b.client: b for b in benefits(comparison, row.label)} for row in comparison.rows}
-    by_label = {label: found for label, found in by_label.items() if found}
+    by_label = {label: by_client for label, by_client in by_label.items() if by_client}
     head = ["client", "rows", f"alone: {main.heading}", *(f"gain by {label}" for label in by_label)]
     if not by_label:
         return head, []
@@ -103,11 +103,11 @@ def benefit_cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
         order = order[: SHOWN // 2] + order[-SHOWN // 2 :]
     rows = []
     for client in order:
-        first = next(found[client] for found in by_label.values() if client in found)
+        first = next(by_client[client] for by_client in by_label.values() if client in by_client)
         cells = [Cell(client), Cell("–" if first.rows is None else f"{first.rows:.0f}", first.rows)]
         cells.append(Cell(main.cell(first.alone), first.alone))
-        for found in by_label.values():
-            own = found.get(client)
+        for by_client in by_label.values():
+            own = by_client.get(client)
             if own is None:
                 cells.append(Cell("–"))
                 continue
@@ -135,7 +135,7 @@ def benefit_notes(comparison: Comparison) -> list[str]:
         "in forty is marked ▼."
     ]
     for row in comparison.rows:
-        verdicts = [each.verdict for each in benefits(comparison, row.label)]
+        verdicts = [benefit.verdict for benefit in benefits(comparison, row.label)]
         if any(verdicts):
             gains, harmed = verdicts.count(GAINS), verdicts.count(HARMED)
             lines.append(f"{row.label}: {gains} of {len(verdicts)} clients gain, {harmed} are harmed.")
@@ -146,8 +146,8 @@ def benefit_records(comparison: Comparison) -> Iterable[Table]:
     """Yield a record per algorithm and client, as benefits.csv keeps them."""
     main = comparison.columns[0].key
     for row in comparison.rows:
-        for each in benefits(comparison, row.label):
+        for benefit in benefits(comparison, row.label):
             yield {
-                "algorithm": row.label, "client": each.client, "rows": each.rows, f"local_{main}": each.alone,
-                "gain": each.gain, "gain_half": each.half, "seeds": each.seeds, "verdict": each.verdict,
+                "algorithm": row.label, "client": benefit.client, "rows": benefit.rows, f"local_{main}": benefit.alone,
+                "gain": benefit.gain, "gain_half": benefit.half, "seeds": benefit.seeds, "verdict": benefit.verdict,
             }  # fmt: skip

@@ -93,10 +93,10 @@ def _rows(
     options: Mapping[str, Any],
 ) -> tuple[dict[str, RunConfig], Study]:
     """Return the configurations by label, and the study that has the caller's data and network."""
-    if isinstance(algorithms, Mapping) and any(isinstance(each, RunConfig) for each in algorithms.values()):
-        if options or config or preset or not all(isinstance(each, RunConfig) for each in algorithms.values()):
+    if isinstance(algorithms, Mapping) and any(isinstance(entry, RunConfig) for entry in algorithms.values()):
+        if options or config or preset or not all(isinstance(entry, RunConfig) for entry in algorithms.values()):
             raise InputError("Configurations stand alone: give no other algorithms, options, config or preset.")
-        return dict(algorithms), PLAIN if fed is None else _given(fed)
+        return dict(algorithms), PLAIN if fed is None else _study_of(fed)
     for name in options.keys() & OWN.keys():
         raise InputError(f"compare takes no '{name}': {OWN[name].replace('--', '')}")
     layers, study = _setting("compare", fed, model, config, preset, options)
@@ -110,21 +110,21 @@ def _rows(
 def _labelled(algorithms: Sequence[Any]) -> dict[str, Any]:
     """Return algorithms by name; two of one name need labels."""
     chosen: dict[str, Any] = {}
-    for each in algorithms:
-        name, _ = _algorithm(each)
+    for algorithm in algorithms:
+        name, _ = _algorithm(algorithm)
         if name in chosen:
             raise InputError(
                 f"The algorithm '{name}' is named twice. Give labels: algorithms={{'small steps': FedAvg(lr=0.01), …}}."
             )
-        chosen[name] = each
+        chosen[name] = algorithm
     return chosen
 
 
 def _algorithms(several: Iterable[Any]) -> list[tuple[str, Table]]:
     """Return what `_algorithm` does of several; two classes of one name are refused, as only the last is registered."""
     chosen, entries = list[tuple[str, Table]](), dict[str, Any]()
-    for each in several:
-        name, hyper = _algorithm(each)
+    for algorithm in several:
+        name, hyper = _algorithm(algorithm)
         entry = REGISTRY.get(name)
         if entries.setdefault(name, entry) is not entry:
             raise InputError(f"Two different classes have the name '{name}'. Rename one of them.")
@@ -132,16 +132,18 @@ def _algorithms(several: Iterable[Any]) -> list[tuple[str, Table]]:
     return chosen
 
 
-def _algorithm(each: Any) -> tuple[str, Table]:
+def _algorithm(algorithm: Any) -> tuple[str, Table]:
     """Return the registered name of an algorithm, and the hyperparameters that an object has set otherwise."""
-    if isinstance(each, str):
-        return named(each), {}
-    if isinstance(each, Algorithm):
-        named(type(each))  # a class of the caller's gets a name
-        name = name_of(each)
+    if isinstance(algorithm, str):
+        return named(algorithm), {}
+    if isinstance(algorithm, Algorithm):
+        named(type(algorithm))  # a class of the caller's gets a name
+        name = name_of(algorithm)
         usual = make(name).values()
-        return name, {key: v for key, v in each.values().items() if v != usual[key]}
-    raise InputError(f"An algorithm is a name, or an object such as fedabml.FedAvg(lr=0.1); this is {quoted(each)}.")
+        return name, {key: v for key, v in algorithm.values().items() if v != usual[key]}
+    raise InputError(
+        f"An algorithm is a name, or an object such as fedabml.FedAvg(lr=0.1); this is {quoted(algorithm)}."
+    )
 
 
 # -- tune -----------------------------------------------------------------------------------------------------------
@@ -180,7 +182,7 @@ def tune(
     held: dict[str, Table] = {name: dict(values) for name, values in (fixed or {}).items()}
     chosen = None if algorithms is None else _algorithms(algorithms)
     names = None if chosen is None else [name for name, _ in chosen]
-    study = PLAIN if fed is None else _given(fed)
+    study = PLAIN if fed is None else _study_of(fed)
     if isinstance(config, RunConfig):
         if options or model is not None:
             raise InputError("A RunConfig stands alone: give no model or options beside it.")
@@ -240,10 +242,10 @@ def _setting(
         return layers, Given(
             lambda config: config.with_changes(validation=0.0).federation(), "configuration", module, None
         )
-    return layers, _given(fed, module)
+    return layers, _study_of(fed, module)
 
 
-def _given(fed: Federation, module: nn.Module | None = None) -> Given:
+def _study_of(fed: Federation, module: nn.Module | None = None) -> Given:
     """Return the study of a caller's federation."""
     return Given(lambda config: fed, fed.hash, module)
 
@@ -333,11 +335,11 @@ def reproduce(
     )  # fmt: skip
     with _folder(out) as folder, ExitStack() as boards:
         callbacks = _paper_callbacks(experiment, not progress, boards)
-        given: Any = {"tuning": tuning, "finished": finished, "callbacks": callbacks}
+        common: Any = {"tuning": tuning, "finished": finished, "callbacks": callbacks}
         if part is not None:
-            run_part(EXPERIMENTS[experiment](), request, folder, (part[0], part[1]), **given)
+            run_part(EXPERIMENTS[experiment](), request, folder, (part[0], part[1]), **common)
             return None
-        return run(EXPERIMENTS[experiment](), request, folder, partial=so_far, **given)
+        return run(EXPERIMENTS[experiment](), request, folder, partial=so_far, **common)
 
 
 def paper_request(
@@ -368,7 +370,7 @@ def paper_request(
         seeds=seeds if seeds is None or isinstance(seeds, int) else tuple(seeds),
         trials=None if trials is None else checked_integer(trials, "--trials"), dtype=dtype,
         machine={name: value for name, value in machine.items() if value is not None},
-        chosen=tuple(os.fspath(each) for each in chosen), grid=tuple(grid),
+        chosen=tuple(os.fspath(path) for path in chosen), grid=tuple(grid),
         search_seed=None if search_seed is None else checked_integer(search_seed, "--search-seed", 0),
     )  # fmt: skip
 

@@ -98,9 +98,9 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Show a notebook the table, the best row first."""
-        facts: Table = {"seeds": ", ".join(map(str, self.seeds)), "scored on": self.split, "folder": self.folder}
+        properties: Table = {"seeds": ", ".join(map(str, self.seeds)), "scored on": self.split, "folder": self.folder}
         return html_card(
-            "Comparison", facts | {"warnings": "; ".join(self.warnings) or None}, self.records("algorithm")
+            "Comparison", properties | {"warnings": "; ".join(self.warnings) or None}, self.records("algorithm")
         )
 
     @property
@@ -127,9 +127,9 @@ class Comparison:
                 sizes = {"n_train": result.facts.get("train_rows"), f"n_{self.split}": result.facts.get("rows")}
                 names = self.client_names[seed]
                 columns = {"client": range(len(names)), "name": names, **sizes, **result.scores[0].clients}
-                known = {name: values for name, values in columns.items() if values is not None}
-                for values in zip(*known.values(), strict=True):
-                    yield {"algorithm": row.label, "seed": seed, **dict(zip(known, values, strict=True))}
+                present = {name: values for name, values in columns.items() if values is not None}
+                for values in zip(*present.values(), strict=True):
+                    yield {"algorithm": row.label, "seed": seed, **dict(zip(present, values, strict=True))}
 
     def frame(self, by: str = "client") -> pd.DataFrame:
         """Return the records as a DataFrame: a row per algorithm, seed and client, or per algorithm."""

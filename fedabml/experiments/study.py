@@ -125,17 +125,17 @@ _KNOWN = ("torch", "fedabml", "builtins")  # packages whose classes are no part 
 
 def _class_code(kind: type) -> list[Any]:
     """Return the code of the functions in a class, and its plain attributes."""
-    found: list[Any] = [kind.__qualname__]
+    entries: list[Any] = [kind.__qualname__]
     for name, value in sorted(vars(kind).items()):
         parts: list[Any] = (
             [value.fget, value.fset] if isinstance(value, property) else [getattr(value, "__func__", value)]
         )
         codes = [f.__code__ for part in parts if isinstance(f := inspect.unwrap(part), FunctionType)]
         if codes:
-            found.append((name, [_code(code) for code in codes]))
+            entries.append((name, [_code(code) for code in codes]))
         elif isinstance(value, bool | int | float | str | tuple | list | dict) and not name.startswith("__"):
-            found.append((name, _plain(value)))
-    return found
+            entries.append((name, _plain(value)))
+    return entries
 
 
 def _code(code: CodeType) -> list[Any]:

@@ -1,8 +1,8 @@
 """Sealed files: JSON, lines of JSON, editable text and tensors that carry the SHA-256 digest of their content.
 
-A dictionary is sealed by two keys, `sealed` and `sha256`; tensors are safetensors files with our JSON facts, sealed in
-the same way, in their header. A file whose content does not fit its digest is refused. Files written before digests
-were introduced have no such keys, and are read unchecked.
+A dictionary is sealed by two keys, `sealed` and `sha256`; tensors are safetensors files with our JSON metadata,
+sealed in the same way, in their header. A file whose content does not fit its digest is refused. Files written before
+digests were introduced have no such keys, and are read unchecked.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def check_digest(content: bytes, digest: Any, subject: str) -> bytes:
 
 # -- tensors --------------------------------------------------------------------------------------------------------
 def write_tensors(path: Name, tensors: dict[str, Tensor], metadata: dict[str, Any], *, private: bool = False) -> Path:
-    """Write tensors to a safetensors file, with JSON facts and the digest of the whole file in the header."""
+    """Write tensors to a safetensors file, with JSON metadata and the digest of the whole file in the header."""
     raw, digest = packed_tensors(tensors, metadata)
     return write(path, raw.replace(_UNSEALED.encode(), digest.encode(), 1), private=private)
 
@@ -127,7 +127,7 @@ def packed_tensors(tensors: dict[str, Tensor], metadata: dict[str, Any]) -> tupl
 
 
 def read_tensors(path: Name) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what `write_tensors` wrote: its tensors and its facts.
+    """Read what `write_tensors` wrote: its tensors and its metadata.
 
     The digest of the whole file is checked first. Raises InputError for a damaged, truncated or foreign file.
     """
@@ -142,7 +142,7 @@ def read_tensors(path: Name) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def check_tensors(path: Name) -> dict[str, Any]:
-    """Check the digest of a file that `write_tensors` wrote, and return its facts."""
+    """Check the digest of a file that `write_tensors` wrote, and return its metadata."""
     with open_regular(path) as file:
         start, header, metadata = _header(file, path)
         content, digest = _content(metadata), metadata.get("sha256")
@@ -166,7 +166,7 @@ def tensors_digest(path: Name) -> str | None:
 
 
 def _header(file: IO[bytes], path: Name) -> tuple[bytes, bytes, dict[str, Any]]:
-    """Read the start of a tensor file: the eight bytes of its header's length, the header, and our facts in it."""
+    """Read the start of a tensor file: the eight bytes of its header's length, the header, and our metadata in it."""
     start = file.read(8)
     length = int.from_bytes(start, "little")
     header = file.read(length) if length <= MAX_HEADER else b""

@@ -78,15 +78,15 @@ SHOWN = 20  # rows of a table in a notebook
 
 
 def html_card(
-    title: str, facts: Mapping[str, Any], records: Sequence[Mapping[str, Any]] = (), most: int = SHOWN
+    title: str, properties: Mapping[str, Any], records: Sequence[Mapping[str, Any]] = (), most: int = SHOWN
 ) -> str:
-    """Return what a notebook shows of an object: its kind, facts, and the first records. Every text is escaped."""
+    """Return what a notebook shows of an object: its kind, properties, and the first records. Every text is escaped."""
 
     def row(cells: Iterable[Any], tag: str = "td") -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(str(_short(cell)))}</{tag}>" for cell in cells) + "</tr>"
 
     parts = [f"<strong>{html.escape(title)}</strong>"]
-    parts.append(f"<table>{''.join(row(pair) for pair in facts.items() if pair[1] is not None)}</table>")
+    parts.append(f"<table>{''.join(row(pair) for pair in properties.items() if pair[1] is not None)}</table>")
     if records:
         head = list(dict.fromkeys(name for record in records for name in record))
         lines = (row(record.get(name) for name in head) for record in records[:most])

@@ -106,7 +106,7 @@ def _tiles(run: Run) -> Section:
         always |= {f"{run.metric}_pooled", f"{run.metric}_worst_decile"}
     for key, measure in MEASURES.items():
         if key in always or (key in _TILES and run.number(key) is not None):
-            value = _shown(run, measure)
+            value = _formatted(run, measure)
             css_class = "lead" if key == run.metric else "words" if value == TOO_FEW else ""
             meaning = measure.meaning + f" with at least {FEW_ROWS} {run.split} rows" * _of_large(run, key)
             tiles.append(Tile(measure.title, value, meaning, css_class))
@@ -118,7 +118,7 @@ def _of_large(run: Run, key: str) -> bool:
     return key == "accuracy_worst_decile" and bool(run.small_clients)
 
 
-def _shown(run: Run, measure: Measure) -> str:
+def _formatted(run: Run, measure: Measure) -> str:
     """Format the run's value of a measure, or the reason why there is none."""
     value = run.number(measure.key)
     if value is None:
@@ -147,7 +147,7 @@ def _comparison(runs: Sequence[Run]) -> Section:
         cells = [Cell(run.name, i), *(Cell(str(MISSING if run.fact(k) is None else run.fact(k))) for k in settings)]
         for measure in measures:
             star = run.name in best[measure.key]
-            cells.append(Cell(_shown(run, measure) + " ★" * star, run.number(measure.key), star))
+            cells.append(Cell(_formatted(run, measure) + " ★" * star, run.number(measure.key), star))
         rows.append(Row(cells, run=i))
     head = ["Run", *(key.capitalize() for key in settings), *(measure.title for measure in measures)]
     hints = [*[""] * (1 + len(settings)), *(measure.meaning for measure in measures)]
@@ -206,8 +206,8 @@ def _label_tables(run: Run, several: bool) -> list[Table]:
         numbers = [label.get(key) for key in ("label", "samples", "positives")]
         counts = [Cell(f"{n:,}", n) if isinstance(n, int) else Cell(MISSING) for n in numbers]
         values = [(key, label.get(f"{key}_pooled")) for key in _LABEL_MEASURES]
-        known = [(key, value if isinstance(value, int | float) else None) for key, value in values]
-        cells = [Cell(MISSING if value is None else MEASURES[key].format(value), value) for key, value in known]
+        named_values = [(key, value if isinstance(value, int | float) else None) for key, value in values]
+        cells = [Cell(MISSING if value is None else MEASURES[key].format(value), value) for key, value in named_values]
         rows.append(Row([*counts, *cells]))
     head = ["Label", "Samples", "Positive", *(MEASURES[key].title for key in _LABEL_MEASURES)]
     fold = f"Table of {len(labels)} labels, all samples pooled" + f": {run.name}" * several

@@ -214,7 +214,7 @@ class RunConfig:
         overrides = overrides or {}
         layers = (*layers, overrides)
         chosen = next((layer["algorithm"] for layer in reversed(layers) if "algorithm" in layer), cls.algorithm)
-        known, algorithms = {f.name for f in fields(cls)} - {"hyper"}, names("algorithm")
+        field_names, algorithms = {f.name for f in fields(cls)} - {"hyper"}, names("algorithm")
         if isinstance(chosen, str) and chosen not in algorithms:
             raise InputError(f"There is no algorithm '{chosen}'.{_way('algorithm', chosen)}")
         stray = next((name for name in overrides if name in algorithms and name != chosen), None)
@@ -232,11 +232,11 @@ class RunConfig:
                     if name in algorithms and name != chosen:
                         _check_hyper(name, value)
                     merged[name] = {**merged.get(name, {}), **value}
-                elif name not in known:
+                elif name not in field_names:
                     if name in _hyperparameters(chosen):
                         way = f"Write {chosen}.{name}, or put it under [{chosen}]."
                         raise InputError(f"'{name}' is a hyperparameter of {chosen}. {way}")
-                    close = nearest(name, {*known, *algorithms})
+                    close = nearest(name, {*field_names, *algorithms})
                     raise InputError(f"There is no key or algorithm '{name}' in a configuration.{close}")
                 elif name != "lr":
                     merged[name] = value
@@ -491,10 +491,10 @@ def _hyperparameters(algorithm: str) -> set[str]:
 
 def _check_hyper(algorithm: str, table: Mapping[str, Any]) -> None:
     """Refuse names that are no hyperparameters of an algorithm."""
-    known = _hyperparameters(algorithm)
+    hyperparameters = _hyperparameters(algorithm)
     for name in table:
-        if name not in known:
-            raise InputError(f"Algorithm '{algorithm}' has no hyperparameter '{name}'.{nearest(name, known)}")
+        if name not in hyperparameters:
+            raise InputError(f"Algorithm '{algorithm}' has no hyperparameter '{name}'.{nearest(name, hyperparameters)}")
 
 
 _TYPES: dict[str, tuple[Any, str]] = {

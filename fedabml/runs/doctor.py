@@ -103,9 +103,9 @@ def graphs() -> str:
 
 def stored(folder: str | None) -> Facts:
     """Return the folder of datasets, and which datasets it holds."""
-    known = datasets(folder)
-    here = [d["name"] for d in known if d["present"]]
-    absent = [d["name"] for d in known if not d["present"]]
+    catalogue = datasets(folder)
+    here = [d["name"] for d in catalogue if d["present"]]
+    absent = [d["name"] for d in catalogue if not d["present"]]
     rows = [("data folder", str(data_dir(folder))), ("datasets here", ", ".join(here) or "none")]
     return rows + ([("not here", f"{', '.join(absent)} (fedabml data get NAME)")] if absent else [])
 

@@ -170,15 +170,17 @@ class Folder:
         return None
 
     def _load(self, file: Path) -> Checkpoint:
-        tensors, facts = sealed.read_tensors(file)
-        round_of = {int(client): int(round) for client, round in facts["kept"].items()}
+        tensors, metadata = sealed.read_tensors(file)
+        round_of = {int(client): int(round) for client, round in metadata["kept"].items()}
         kept = KeptStates(round_of, partial(self._file, "kept"))
         for round in set(round_of.values()):
             sealed.check_tensors(self._file("kept", round))
         self.round_of, self._previous = round_of, set(round_of.values())
         shared, average, velocity = (sealed.group(tensors, name) for name in ("shared", "average", "velocity"))
-        chunk, since = (int(facts[name]) if facts.get(name) else None for name in ("chunk", "compiled"))
-        return Checkpoint(int(facts["round"]), shared, average, kept, float(facts["seconds"]), chunk, velocity, since)
+        chunk, since = (int(metadata[name]) if metadata.get(name) else None for name in ("chunk", "compiled"))
+        return Checkpoint(
+            int(metadata["round"]), shared, average, kept, float(metadata["seconds"]), chunk, velocity, since
+        )
 
     # -- every round ------------------------------------------------------------------------------------------------
     def log(self, line: dict[str, Any]) -> None:
@@ -201,13 +203,13 @@ class Folder:
             flat = {f"{client}.{name}": t for client, kept in changed.items() for name, t in kept.items()}
             sealed.write_tensors(self._file("kept", state.round), flat, {"round": state.round}, private=True)
             self.round_of |= dict.fromkeys(changed, state.round)
-        facts: dict[str, Any] = {"round": state.round, "seconds": state.seconds, "chunk": state.chunk}
-        facts |= {"compiled": state.compiled} if state.compiled else {}
-        facts["kept"] = {str(client): round for client, round in self.round_of.items()}
+        metadata: dict[str, Any] = {"round": state.round, "seconds": state.seconds, "chunk": state.chunk}
+        metadata |= {"compiled": state.compiled} if state.compiled else {}
+        metadata["kept"] = {str(client): round for client, round in self.round_of.items()}
         tensors = sealed.prefixed("shared", state.shared) | sealed.prefixed("average", state.average)
         tensors |= sealed.prefixed("velocity", state.velocity)
         # A server that owns nothing (Local only) still needs a tensor in its file.
-        sealed.write_tensors(self._file("round", state.round), tensors or {"empty": torch.zeros(1)}, facts)
+        sealed.write_tensors(self._file("round", state.round), tensors or {"empty": torch.zeros(1)}, metadata)
         self._remove_old(state.round)
 
     def _remove_old(self, round: int) -> None:

@@ -184,12 +184,12 @@ def _predicting(sim: Simulation) -> float:
     scored(few, min(1, cohort.algorithm.personal_epochs))  # pays what is done only once, and takes the memory
     elapsed = scored(few)
     more = min(cohort.place.policy.rows_per_lane, int(counts.max()), int(few * PREDICTION_LIMIT / elapsed))
-    each, around = elapsed / (few * lanes), 0.0
+    per_row, around = elapsed / (few * lanes), 0.0
     if more > few:
-        each, around = _line((few * lanes, elapsed), (more * lanes, scored(more)))
+        per_row, around = _line((few * lanes, elapsed), (more * lanes, scored(more)))
     width = -(-lanes // cohort.workers)  # clients that are padded to the largest of them
     cells = sum(len(part) * int(part.max()) for part in (counts[i : i + width] for i in range(0, len(counts), width)))
-    return around * len(counts) / lanes + each * cells
+    return around * len(counts) / lanes + per_row * cells
 
 
 def _flight(cohort: Cohort, chunk: int) -> int:
@@ -204,8 +204,8 @@ def _flight(cohort: Cohort, chunk: int) -> int:
 
 def _line(short: tuple[int, float], long: tuple[int, float]) -> tuple[float, float]:
     """Return the seconds of a unit of work, and those that any amount costs, from two measured (units, seconds)."""
-    each = max((long[1] - short[1]) / (long[0] - short[0]), 0.1 * short[1] / short[0])
-    return each, max(0.0, short[1] - each * short[0])
+    per_unit = max((long[1] - short[1]) / (long[0] - short[0]), 0.1 * short[1] / short[0])
+    return per_unit, max(0.0, short[1] - per_unit * short[0])
 
 
 def _seconds(work: Callable[[], object]) -> float:

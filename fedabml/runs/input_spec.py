@@ -90,7 +90,7 @@ class InputSpec:
         return f"{self.dataset}: {name} with {self.network.layout.size:,} weights, inputs {self.shape}, {outputs}"
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def properties(self) -> dict[str, Any]:
         """Data, network, inputs and outputs, by name."""
         model = self.model["name"] if self.model else type(self.network.module).__name__
         sizes = {"weights": self.network.layout.size, "inputs": list(self.shape)}
@@ -133,8 +133,8 @@ class InputSpec:
         name = self.recipe.id if self.recipe else None
         if frame is None or name not in frame.columns:
             if needed:
-                known = nearest(str(name), map(str, frame.columns)) if frame is not None else " Give the table itself."
-                raise InputError(f"The table has no column '{name}'.{known}")
+                hint = nearest(str(name), map(str, frame.columns)) if frame is not None else " Give the table itself."
+                raise InputError(f"The table has no column '{name}'.{hint}")
             return None
         return as_text(frame[name])
 
@@ -187,7 +187,7 @@ class InputSpec:
     def targets(self, y: Any, subject: str = "y") -> np.ndarray:
         """Return checked targets from an array: int64 [n], or float32 [n, targets]."""
         if isinstance(self.likelihood, StepCategorical) and isinstance(y, list | tuple):
-            y = pad_labels([as_numpy(each, subject) for each in y], self.likelihood.steps, subject)
+            y = pad_labels([as_numpy(labels, subject) for labels in y], self.likelihood.steps, subject)
         raw = as_numpy(y, subject)
         if raw.ndim == 0:
             raise InputError(f"{subject} is a single number. Give one value for each row of the inputs.")
@@ -206,9 +206,9 @@ class InputSpec:
         raw = raw[:, 0] if raw.ndim == 2 and raw.shape[1] == 1 else raw
         if raw.ndim != 1:
             raise InputError(f"{subject} has the shape {list(raw.shape)}. Give one class number for each row.")
-        known = (raw >= 0) & (raw < self.classes) & (np.floor(raw) == raw)
-        if not known.all():
-            row, last = int(np.argmin(known)), self.classes - 1
+        is_class = (raw >= 0) & (raw < self.classes) & (np.floor(raw) == raw)
+        if not is_class.all():
+            row, last = int(np.argmin(is_class)), self.classes - 1
             raise InputError(f"{subject} has the label {raw[row]} in row {row}; the prior's classes are 0 to {last}.")
         return raw.astype(np.int64)
 
@@ -250,12 +250,12 @@ class InputSpec:
         return ((x32 - shift) * (1 / scale)).to(device)
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors and JSON facts for a file."""
+        """Return tensors and JSON metadata for a file."""
         norm = {n: torch.as_tensor(np.asarray(getattr(self, n), np.float32)) for n in _NORM}
         noise_by_input = isinstance(self.likelihood, GaussianNoise) and self.likelihood.by_input
         weights = isinstance(self.likelihood, Categorical) and self.likelihood.weights
         constants, made = pack_network(self.network, self.origin)
-        facts = {
+        metadata = {
             "format": FORMATS[bool(self.transform or noise_by_input or weights or made.keys() - {"tokens"})],
             "model": self.model,
             "layout": layout_of(self.network),
@@ -267,25 +267,28 @@ class InputSpec:
             **({"images": self.images.to_json()} if self.images else {}),
             **({"transform": self.transform.to_json()} if self.transform else {}),
         }
-        return prefixed("norm", norm) | constants, facts | made
+        return prefixed("norm", norm) | constants, metadata | made
 
     @classmethod
-    def unpack(cls, tensors: dict[str, Tensor], facts: dict[str, Any], module: Model | None) -> InputSpec:
+    def unpack(cls, tensors: dict[str, Tensor], metadata: dict[str, Any], module: Model | None) -> InputSpec:
         """Rebuild the specification from what `pack` returned; everything is checked before it is used.
 
         The caller adds the file's name to errors.
         """
-        if facts.get("format") not in FORMATS:
-            known = " and ".join(map(str, FORMATS))
-            raise InputError(f"The file has format {facts.get('format')!r}; this version of fedabml reads {known}.")
-        likelihood, norm = likelihoods.from_json(facts["likelihood"]), group(tensors, "norm")
-        network, origin = unpack_network(tensors, facts, module, likelihood)
+        if metadata.get("format") not in FORMATS:
+            formats = " and ".join(map(str, FORMATS))
+            raise InputError(
+                f"The file has format {metadata.get('format')!r}; this version of fedabml reads {formats}."
+            )
+        likelihood, norm = likelihoods.from_json(metadata["likelihood"]), group(tensors, "norm")
+        network, origin = unpack_network(tensors, metadata, module, likelihood)
         input_spec = cls(
-            network, likelihood, facts["model"],
-            tuple(int(v) for v in facts["shape"]), **{n: norm[n].numpy() for n in _NORM}, dtype=str(facts["dtype"]),
-            dataset=str(facts["dataset"]), recipe=TableRecipe.from_json(facts["recipe"]) if facts["recipe"] else None,
-            images=ImageRecipe.from_json(facts["images"]) if facts.get("images") else None,
-            transform=TargetTransform.from_json(facts["transform"]) if "transform" in facts else None,
+            network, likelihood, metadata["model"],
+            tuple(int(v) for v in metadata["shape"]), **{n: norm[n].numpy() for n in _NORM},
+            dtype=str(metadata["dtype"]), dataset=str(metadata["dataset"]),
+            recipe=TableRecipe.from_json(metadata["recipe"]) if metadata["recipe"] else None,
+            images=ImageRecipe.from_json(metadata["images"]) if metadata.get("images") else None,
+            transform=TargetTransform.from_json(metadata["transform"]) if "transform" in metadata else None,
             origin=origin,
         )  # fmt: skip
         input_spec._check()

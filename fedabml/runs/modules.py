@@ -149,35 +149,35 @@ def body_digest(network: Network) -> str:
 
 
 def pack_network(network: Network, origin: Origin) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the tensors and facts by which `unpack_network` makes the network again, beside the trained weights."""
-    facts: dict[str, Any] = {}
+    """Return the tensors and metadata by which `unpack_network` makes the network again, beside the trained weights."""
+    metadata: dict[str, Any] = {}
     if origin.adapter.train != "all":
         body = {"body": body_digest(network), "seed": origin.seed} if origin.has_own_body else {}
-        facts["adapter"] = dataclasses.asdict(origin.adapter) | body
+        metadata["adapter"] = dataclasses.asdict(origin.adapter) | body
     named = {"tokens": network.tokens or None, "output": network.output, "padding": network.pad}
     named["source"] = origin.source or None
-    facts |= {name: value for name, value in named.items() if value is not None}
-    return {} if origin.has_own_body else prefixed("constant", network.constants), facts
+    metadata |= {name: value for name, value in named.items() if value is not None}
+    return {} if origin.has_own_body else prefixed("constant", network.constants), metadata
 
 
 def unpack_network(
-    tensors: dict[str, Tensor], facts: Mapping[str, Any], model: Model | None, likelihood: Likelihood
+    tensors: dict[str, Tensor], metadata: Mapping[str, Any], model: Model | None, likelihood: Likelihood
 ) -> tuple[Network, Origin]:
     """Return the network of a file and its origin; `model` is the user's module or folder, if it was trained with one.
 
     Raises InputError if the model does not fit the file, or has another body.
     """
-    stored = dict(facts.get("adapter", {}))
-    body, source = stored.pop("body", ""), str(facts.get("source", ""))
+    stored = dict(metadata.get("adapter", {}))
+    body, source = stored.pop("body", ""), str(metadata.get("source", ""))
     seed = checked_integer(stored.pop("seed", 0), "the seed of the file's frozen weights", 0)
-    adapter, spec, shape = Adapter(**stored), facts["model"], [int(size) for size in facts["shape"]]
+    adapter, spec, shape = Adapter(**stored), metadata["model"], [int(size) for size in metadata["shape"]]
     if model is None and spec is None:
         named = f" ('{source}')" if source else ""
         raise InputError(
             f"The file was trained with your own module{named}, which a file cannot hold. Give the same module: "
             "load_prior(path, model=module), or its Hugging Face folder: --model FOLDER."
         )
-    given = "" if model is None else type(model).__name__
+    model_name = "" if model is None else type(model).__name__
     if model is None:
         most = max(1_000_000, sum(tensor.numel() for tensor in tensors.values()))
         module = models.build(spec["name"], spec["shape"], spec["outputs"], **spec["options"], most=most)
@@ -185,17 +185,17 @@ def unpack_network(
     elif isinstance(model, nn.Module):
         module = model
     else:
-        module, given = _from_folder(model, shape, likelihood.outputs, seed, {})
-    names = [str(name) for name, _ in facts["layout"] if name != LIKELIHOOD]
-    output, padding, _, _ = _common_options(facts)
+        module, model_name = _from_folder(model, shape, likelihood.outputs, seed, {})
+    names = [str(name) for name, _ in metadata["layout"] if name != LIKELIHOOD]
+    output, padding, _, _ = _common_options(metadata)
     network = _network(module, shape, likelihood, adapter, output, padding, adapter.head_of(names), seed)
-    network = network.with_tokens(facts.get("tokens") is True)
-    if layout_of(network) != facts["layout"]:
+    network = network.with_tokens(metadata.get("tokens") is True)
+    if layout_of(network) != metadata["layout"]:
         raise InputError("The model does not fit the file: its parameters have other names or shapes.")
-    if body and body != (found := body_digest(network)):
+    if body and body != (own_digest := body_digest(network)):
         raise InputError(
-            f"The prior was trained on the frozen body of '{source}' (digest {body[:16]}), but '{given}' has another "
-            f"one (digest {found[:16]}). Give the model that the federation was trained with."
+            f"The prior was trained on the frozen body of '{source}' (digest {body[:16]}), but '{model_name}' has "
+            f"another one (digest {own_digest[:16]}). Give the model that the federation was trained with."
         )
     if not body:
         constants = group(tensors, "constant")

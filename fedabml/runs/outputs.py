@@ -19,8 +19,8 @@ from .input_spec import InputSpec
 def class_names(input_spec: InputSpec) -> tuple[str, ...]:
     """Return the names of the classes: those of the table or the dataset, or their numbers; empty for a regression."""
     classes = input_spec.classes or 0
-    known = SOURCES[input_spec.dataset].class_names if input_spec.dataset in SOURCES else ()
-    return input_spec.class_names or (known if len(known) == classes else tuple(map(str, range(classes))))
+    of_dataset = SOURCES[input_spec.dataset].class_names if input_spec.dataset in SOURCES else ()
+    return input_spec.class_names or (of_dataset if len(of_dataset) == classes else tuple(map(str, range(classes))))
 
 
 def output_columns(

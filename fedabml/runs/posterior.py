@@ -76,8 +76,8 @@ class Posterior:
     def _repr_html_(self) -> str:
         """Show a notebook what the posterior is, without weights."""
         checked = f"on {self.trust.rows} validation rows" if self.trust else "no validation rows"
-        facts = {"distribution": type(self.q).__name__, "samples": self.samples, **self.input_spec.facts}
-        return html_card("Posterior", facts | {"prior": self.prior[:16] or None, "checked": checked})
+        properties = {"distribution": type(self.q).__name__, "samples": self.samples, **self.input_spec.properties}
+        return html_card("Posterior", properties | {"prior": self.prior[:16] or None, "checked": checked})
 
     @checks_arguments
     @borrowed()
@@ -212,14 +212,14 @@ class Posterior:
 
         The posterior reveals facts about the client's data, so keep it at the client.
         """
-        tensors, facts = self.input_spec.pack()
-        facts |= {"kind": "posterior", "distribution": type(self.q).__name__, "samples": self.samples}
-        facts |= {"prior": self.prior} if self.prior else {}
+        tensors, metadata = self.input_spec.pack()
+        metadata |= {"kind": "posterior", "distribution": type(self.q).__name__, "samples": self.samples}
+        metadata |= {"prior": self.prior} if self.prior else {}
         tensors |= prefixed("q", self.q._asdict()) | ({} if self.offset is None else {"offset": self.offset})
         if self.trust is not None:
-            density, facts["trust"] = self.trust.pack()
+            density, metadata["trust"] = self.trust.pack()
             tensors |= prefixed("density", density)
-        return write_tensors(path, tensors, facts, private=True)
+        return write_tensors(path, tensors, metadata, private=True)
 
 
 _keepers: list[tuple[weakref.ref[Posterior], int]] = []  # with the bytes that each keeps; the last was used last

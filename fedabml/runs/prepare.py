@@ -119,7 +119,7 @@ def prepare(
             coarse=dtype in COARSE, channels_last=way.channels_last,
         ),
     )  # fmt: skip
-    notes = [*algorithm.notes(), *(each for each in (note, unscaled, made.note) if each), *_notes(cohort)]
+    notes = [*algorithm.notes(), *(text for text in (note, unscaled, made.note) if text), *_notes(cohort)]
     if dtype != requested:
         notes.append(f"The network runs in float32: {requested} is too coarse for differences of gradients.")
     if compile and not cohort.executor.compile:
@@ -159,7 +159,10 @@ def _fitting(likelihood: Likelihood | None, fed: Federation) -> Likelihood:
     """Return the likelihood, or the default of the task. Raises InputError if it does not fit the targets."""
     default = likelihoods.default(fed.task, fed.classes, 0 if fed.task == "classification" else fed.y.shape[1])
     likelihood = default if likelihood is None else likelihood
-    sizes = {each.targets if isinstance(each, GaussianNoise) else each.outputs for each in (likelihood, default)}
+    sizes = {
+        candidate.targets if isinstance(candidate, GaussianNoise) else candidate.outputs
+        for candidate in (likelihood, default)
+    }
     if likelihood.task != default.task or len(sizes) > 1:
         raise InputError(f"The likelihood {likelihood} does not fit this data: a {fed.task} with {fed.outcomes}.")
     return likelihood

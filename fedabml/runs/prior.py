@@ -6,7 +6,7 @@
 
 A prior trained on a table reads tables: `prior.personalize(frame)` and `posterior.predict("new.csv").decode()`.
 
-Both are one safetensors file: tensors, and an `InputSpec` of JSON facts that says how to use them (the network, the
+Both are one safetensors file: tensors, and an `InputSpec` of JSON metadata that says how to use them (the network, the
 normalisation of inputs, the table's recipe, the algorithm with its hyperparameters).
 """
 
@@ -73,8 +73,12 @@ class Prior:
 
     def _repr_html_(self) -> str:
         """Show a notebook what the prior is, without weights."""
-        facts = {"algorithm": algorithms.name_of(self.algorithm), **self.input_spec.facts, "digest": self.digest[:16]}
-        return html_card("Prior", facts)
+        properties = {
+            "algorithm": algorithms.name_of(self.algorithm),
+            **self.input_spec.properties,
+            "digest": self.digest[:16],
+        }
+        return html_card("Prior", properties)
 
     @checks_arguments
     @borrowed()
@@ -181,15 +185,15 @@ class Prior:
         return packed_tensors(*self._packed())[1]
 
     def _packed(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the tensors and facts of the prior's file."""
-        tensors, facts = self.input_spec.pack()
+        """Return the tensors and metadata of the prior's file."""
+        tensors, metadata = self.input_spec.pack()
         algorithm = {"name": algorithms.name_of(self.algorithm), "hyper": self.algorithm.values()}
         for digest in algorithms.digest_of(self.algorithm).values():
             algorithm["code"] = digest
-        facts |= {"kind": "prior", "algorithm": algorithm, "batch_size": self.batch_size}
+        metadata |= {"kind": "prior", "algorithm": algorithm, "batch_size": self.batch_size}
         if self.algorithm.keeps:  # a new client's own state begins at the initial weights
             tensors["initial"] = self.input_spec.network.initial
-        return tensors | prefixed("shared", self.shared), facts
+        return tensors | prefixed("shared", self.shared), metadata
 
 
 def _kept_rows(kept: State, like: State) -> State:
@@ -200,11 +204,11 @@ def _kept_rows(kept: State, like: State) -> State:
     return {name: kept[name].to(value.device, value.dtype).unsqueeze(0) for name, value in like.items()}
 
 
-def _held_out(fed: Federation, share: float, seed: int) -> Federation:
+def _held_out(fed: Federation, fraction: float, seed: int) -> Federation:
     """Move a share of the only client's rows to its validation rows; the normalisation stays that of the prior."""
-    held_out = fed.hold_out(share, seed)
+    held_out = fed.hold_out(fraction, seed)
     if not held_out.val.counts[0] or held_out.train.counts[0] < 2:
-        raise InputError(f"{len(fed.y)} rows are too few to hold out a share of {share} for validation.")
+        raise InputError(f"{len(fed.y)} rows are too few to hold out a share of {fraction} for validation.")
     return dataclasses.replace(fed, train=held_out.train, val=held_out.val)
 
 
@@ -223,17 +227,17 @@ def load_prior(
     """
     if algorithm is not None:
         algorithms.named(algorithm)
-    with _opened(path, "prior", model) as (tensors, facts, input_spec):
-        name, hyper = facts["algorithm"]["name"], facts["algorithm"]["hyper"]
+    with _opened(path, "prior", model) as (tensors, metadata, input_spec):
+        name, hyper = metadata["algorithm"]["name"], metadata["algorithm"]["hyper"]
         # A file of an earlier version lacks newer hyperparameters: it was made at their neutral values.
         made = algorithms.make(name, **(algorithms.make(name, **hyper).neutral_values() | hyper))
-        warn_if_code_differs(name, facts["algorithm"].get("code"), algorithms.REGISTRY[name].code)
+        warn_if_code_differs(name, metadata["algorithm"].get("code"), algorithms.REGISTRY[name].code)
         if made.keeps and "initial" not in tensors:
             raise KeyError("initial")
         shared = group(tensors, "shared")
         expected = made.init(input_spec.network.initial, input_spec.network.layout)
         check_fit("shared state", shared, {n: tuple(t.shape) for n, t in expected.items()})
-        prior = Prior(made, shared, input_spec, checked_integer(facts["batch_size"], "batch_size"))
+        prior = Prior(made, shared, input_spec, checked_integer(metadata["batch_size"], "batch_size"))
     if digest := tensors_digest(path):  # that of the file, whichever version wrote it
         vars(prior)["digest"] = digest
     return prior
@@ -243,8 +247,8 @@ def load_prior(
 @borrowed()
 def load_posterior(path: str | os.PathLike[str], model: nn.Module | str | os.PathLike[str] | None = None) -> Posterior:
     """Read a posterior; `model` is the user's own module, its file or its folder, as for `load_prior`."""
-    with _opened(path, "posterior", model) as (tensors, facts, input_spec):
-        family, leaves, size = _FAMILIES[facts["distribution"]], group(tensors, "q"), input_spec.network.layout.size
+    with _opened(path, "posterior", model) as (tensors, metadata, input_spec):
+        family, leaves, size = _FAMILIES[metadata["distribution"]], group(tensors, "q"), input_spec.network.layout.size
         shape = (max(1, len(leaves["weights"])), size) if family is Samples else (size,)
         check_fit("distribution", leaves, dict.fromkeys(family._fields, shape))
         offset = tensors.get("offset")
@@ -253,33 +257,33 @@ def load_posterior(path: str | os.PathLike[str], model: nn.Module | str | os.Pat
         leaves = {name: leaf.to(torch.float32) for name, leaf in leaves.items()}
         if not all(torch.isfinite(leaf).all() for leaf in leaves.values()):
             raise InputError(f"'{path}' holds weights beyond the range of float32, so it is damaged.")
-        trust = Trust.unpack(group(tensors, "density"), facts["trust"]) if "trust" in facts else None
-        samples = sample_count(facts["samples"])
-        return Posterior(family(**leaves), input_spec, offset, samples, facts.get("prior", ""), trust)
+        trust = Trust.unpack(group(tensors, "density"), metadata["trust"]) if "trust" in metadata else None
+        samples = sample_count(metadata["samples"])
+        return Posterior(family(**leaves), input_spec, offset, samples, metadata.get("prior", ""), trust)
 
 
 @contextmanager
 def _opened(
     path: str | os.PathLike[str], content: str, model: Model | None
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Any], InputSpec]]:
-    """Read a file's tensors, facts and input specification; every error about them becomes an InputError that names it.
+    """Read a file's tensors, metadata and input specification; every error in them is an InputError that names it.
 
     Raises InputError for a file with another content than `content`, or with weights that are not finite floats.
     """
     own = models.named(model) if isinstance(model, str) and not models.is_folder(model) else None
-    tensors, facts = read_tensors(path)
-    if facts.get("kind") != content:
-        raise InputError(f"'{path}' holds a {facts.get('kind', 'checkpoint')}, not a {content}.")
+    tensors, metadata = read_tensors(path)
+    if metadata.get("kind") != content:
+        raise InputError(f"'{path}' holds a {metadata.get('kind', 'checkpoint')}, not a {content}.")
     for name, tensor in tensors.items():
         if tensor.dtype in FLOATS and not torch.isfinite(tensor).all():
             raise InputError(f"'{path}' holds values in '{name}' that are not finite, so it is damaged.")
         if tensor.dtype not in FLOATS and not name.startswith("constant."):
             raise InputError(f"'{path}' holds {tensor.dtype} in '{name}', but weights must be float32 or float64.")
     try:
-        trained = (facts.get("model") or {}).get("name")
+        trained = (metadata.get("model") or {}).get("name")
         if own is not None and own != trained:
             raise InputError(f"Its network is {trained or 'a module of its own'}, and the model given is {own}.")
-        yield tensors, facts, InputSpec.unpack(tensors, facts, model if own is None else None)
+        yield tensors, metadata, InputSpec.unpack(tensors, metadata, model if own is None else None)
     except InputError as error:
         raise error if str(path) in str(error) else InputError(f"'{path}': {error}") from error
     except (KeyError, TypeError, AttributeError, RuntimeError, ValueError, IndexError) as error:

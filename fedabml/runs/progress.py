@@ -178,7 +178,7 @@ def shows_progress(call: Callable[P, R]) -> Callable[P, R]:
     """Decorate `train`: with `progress=True` it shows its rounds; its own callbacks are called, too."""
 
     @functools.wraps(call)
-    def shown(*args: P.args, **options: P.kwargs) -> R:
+    def with_progress(*args: P.args, **options: P.kwargs) -> R:
         if options.get("progress") is not True:
             return call(*args, **options)
         with RunProgress() as board:
@@ -186,7 +186,7 @@ def shows_progress(call: Callable[P, R]) -> Callable[P, R]:
                 options[name] = _both(display, options.get(name))
             return call(*args, **options)
 
-    return shown
+    return with_progress
 
 
 def _both(display: Callable[..., None], own: Any) -> Callable[..., None]:

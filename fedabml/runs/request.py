@@ -22,14 +22,14 @@ def flags(options: Mapping[str, Any]) -> list[str]:
     for name, value in options.items():
         flag = name.replace("_", "-")
         if isinstance(value, Mapping):
-            for key, each in value.items():
-                text = each if isinstance(each, str) else "none" if each is None else json.dumps(each)
+            for key, item in value.items():
+                text = item if isinstance(item, str) else "none" if item is None else json.dumps(item)
                 arguments += ["--set", f"{name}.{key}={text}"]
         elif isinstance(value, bool):
             arguments.append(f"--{flag}" if value else f"--no-{flag}")
         elif value is not None:
-            for each in value if isinstance(value, tuple) else (value,):
-                arguments += [f"--{flag}", str(each)]
+            for item in value if isinstance(value, tuple) else (value,):
+                arguments += [f"--{flag}", str(item)]
     return arguments
 
 
@@ -60,7 +60,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> Changes:
 def describe(changes: Changes) -> str:
     """Return changes as text: `rounds (was 5, now 9); device (was 'cpu', now unset)`."""
 
-    def shown(value: Any) -> str:
+    def as_text(value: Any) -> str:
         return "unset" if value is None else shortened(repr(value), 40)
 
-    return "; ".join(f"{name} (was {shown(old)}, now {shown(new)})" for name, (old, new) in changes.items())
+    return "; ".join(f"{name} (was {as_text(old)}, now {as_text(new)})" for name, (old, new) in changes.items())

@@ -80,13 +80,13 @@ def check_tokens(
             f"{subject}: some values have fractions, but the model looks its inputs up. Give whole numbers."
         )
     flat = x.reshape(len(x), -1)
-    rows, failed, found = _first_failure(network, x, flat)
-    if found.layer and (named := rows[(flat[rows] == found.token).any(1)]).size:
+    rows, failed, lookup = _first_failure(network, x, flat)
+    if lookup.layer and (named := rows[(flat[rows] == lookup.token).any(1)]).size:
         pairs = ((row, _try_rows(network, x, np.array([row, row]))[1].layer) for row in named)
-        row = next((row for row, layer in pairs if layer == found.layer), named[0])
+        row = next((row for row, layer in pairs if layer == lookup.layer), named[0])
         raise InputError(
-            f"{subject}: {describe(int(row))} has the token {found.token}, but the model's layer '{found.layer}' has "
-            f"entries for 0..{found.entries - 1}. Number tokens from 0, and give the embedding an entry for each."
+            f"{subject}: {describe(int(row))} has the token {lookup.token}, but the model's layer '{lookup.layer}' has "
+            f"entries for 0..{lookup.entries - 1}. Number tokens from 0, and give the embedding an entry for each."
         )
     if isinstance(failed, IndexError):
         raise InputError(
@@ -106,17 +106,17 @@ def _first_failure(network: Network, x: np.ndarray, flat: np.ndarray) -> tuple[n
     start, size, until = 0, 2, time.monotonic() + SECONDS
     while True:
         rows = order[start : start + size]
-        failed, found = _try_rows(network, x, rows)
+        failed, lookup = _try_rows(network, x, rows)
         start, size = start + size, min(2 * size, MOST_ROWS)
-        if failed or found.layer or start >= len(order) or time.monotonic() > until:
-            return np.unique(rows), failed, found
+        if failed or lookup.layer or start >= len(order) or time.monotonic() > until:
+            return np.unique(rows), failed, lookup
 
 
 def _try_rows(network: Network, x: np.ndarray, rows: np.ndarray) -> tuple[Exception | None, _TooLarge]:
     """Call the network with rows of x, and return its error and the embedding that lacks an entry."""
-    with _TooLarge(network.module) as found:
+    with _TooLarge(network.module) as lookup:
         failed = _call(network, network.as_input(torch.as_tensor(x[rows].astype(np.float32))))
-    return failed, found
+    return failed, lookup
 
 
 def padding_of(network: Network) -> int | None:

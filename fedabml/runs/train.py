@@ -106,8 +106,8 @@ def client_rows(fed: Federation, prior: Prior, client: str | int) -> tuple[np.nd
             f"The clients of {name_of(prior.algorithm)} keep a state of their own, which a prior does not "
             "hold, so a posterior made here would not be theirs. `fedabml evaluate RUN` scores their models."
         )
-    known = dict(zip(fed.names, range(fed.clients), strict=True))
-    number = known.get(client) if isinstance(client, str) else client
+    number_of = dict(zip(fed.names, range(fed.clients), strict=True))
+    number = number_of.get(client) if isinstance(client, str) else client
     if number is None or not 0 <= number < fed.clients:
         raise InputError(f"There is no client {client!r} in the run.{nearest(str(client), fed.names)}")
     rows = fed.train[number]

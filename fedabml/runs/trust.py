@@ -89,19 +89,19 @@ class Trust:
         usual = federation or ranges
         by_value, by_distance = usual is not None, density is not None and features is not None
         by_strangeness = by_distance and not by_value and isinstance(p, Prediction)
-        share = false_alarms / max(1, by_value + by_distance + by_strangeness)
+        alarm_rate = false_alarms / max(1, by_value + by_distance + by_strangeness)
         density_limit = range_limit = strangeness_limit = math.inf
         strangeness = None
         if density is not None and features is not None:
-            density_limit = calibration.conformal_quantile(density.distance(features.hidden), 1 - share)
+            density_limit = calibration.conformal_quantile(density.distance(features.hidden), 1 - alarm_rate)
             if by_strangeness and isinstance(p, Prediction):
                 parts = density.angle(features.hidden), p.entropy, maps.distances(features.maps) if maps else ()
                 strangeness = Strangeness.fit(*parts)
-                strangeness_limit = calibration.conformal_quantile(strangeness.score(*parts), 1 - share)
+                strangeness_limit = calibration.conformal_quantile(strangeness.score(*parts), 1 - alarm_rate)
         if usual is not None:
-            range_limit = usual.threshold(share)
+            range_limit = usual.threshold(alarm_rate)
         if usual is not None and columns is not None:
-            seen = calibration.conformal_quantile(usual.novelty(columns), 1 - share)
+            seen = calibration.conformal_quantile(usual.novelty(columns), 1 - alarm_rate)
             range_limit = max(range_limit, seen) if math.isfinite(seen) else range_limit
         common: dict[str, Any] = {"false_alarms": false_alarms, "density": density, "density_limit": density_limit}
         common |= {"rows": len(y), "coverage": coverage, "ranges": ranges, "range_limit": range_limit}
@@ -113,11 +113,11 @@ class Trust:
         if isinstance(p, MultiPrediction):  # one temperature for every known answer; sets are of a single answer
             if kind == "isotonic":
                 raise InputError("An isotonic calibration is for one label per row. Choose 'temperature' or 'none'.")
-            flat, known, row = p.flat(y, np.arange(len(y)))
-            temperature = calibration.Calibration.fit(kind, flat.probs, known).temperature
-            crossed = calibration.cross_calibrated(kind, flat.probs, known, row)
+            flat, answers, row = p.flat(y, np.arange(len(y)))
+            temperature = calibration.Calibration.fit(kind, flat.probs, answers).temperature
+            crossed = calibration.cross_calibrated(kind, flat.probs, answers, row)
             nll = [
-                -float(np.log(np.clip(1 - calibration.label_scores(probs, known), 1e-30, None)).mean())
+                -float(np.log(np.clip(1 - calibration.label_scores(probs, answers), 1e-30, None)).mean())
                 for probs in (flat.probs, crossed)
             ]
             return cls(
@@ -158,9 +158,9 @@ class Trust:
             raise InputError(f"The calibration is {kind!r}.{nearest(kind, calibration.KINDS)}")
         if kind == "isotonic" and not classes:
             raise InputError("An isotonic calibration belongs to classes; this posterior is a regression.")
-        for name, share, example in (("coverage", coverage, 0.9), ("share of false alarms", false_alarms, 0.05)):
-            if not 0 < share < 1:
-                raise InputError(f"The {name} is {share}; it must lie between 0 and 1, such as {example}.")
+        for name, value, example in (("coverage", coverage, 0.9), ("share of false alarms", false_alarms, 0.05)):
+            if not 0 < value < 1:
+                raise InputError(f"The {name} is {value}; it must lie between 0 and 1, such as {example}.")
         if aim:
             calibration.Aim.parse(aim)
             if classes != 2:
@@ -211,30 +211,30 @@ class Trust:
         return replace(p, probs=probs, threshold=self.threshold, checks=replace(checks, sets=sets))
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return tensors and JSON facts for a posterior's file."""
-        facts: dict[str, Any] = {
+        """Return tensors and JSON metadata for a posterior's file."""
+        metadata: dict[str, Any] = {
             name: None if isinstance(value := getattr(self, name), float) and math.isinf(value) else value
             for name in (*_NUMBERS, *_LATER, "aim")
         }
-        facts["strangeness"] = [*self.strangeness.centre, *self.strangeness.spread] if self.strangeness else None
-        facts["no_positive"] = self.threshold == math.inf
-        facts["ranges"] = self.ranges.to_json() if self.ranges else None
-        facts |= {"calibration": self.kind, "curves": [[list(part) for part in curve] for curve in self.curves]}
+        metadata["strangeness"] = [*self.strangeness.centre, *self.strangeness.spread] if self.strangeness else None
+        metadata["no_positive"] = self.threshold == math.inf
+        metadata["ranges"] = self.ranges.to_json() if self.ranges else None
+        metadata |= {"calibration": self.kind, "curves": [[list(part) for part in curve] for curve in self.curves]}
         arrays: dict[str, np.ndarray] = {} if self.density is None else dict(vars(self.density))
         for number, density in enumerate(self.maps.densities if self.maps else ()):
             arrays |= {f"map{number}.{name}": value for name, value in vars(density).items()}
-        return {name: torch.from_numpy(value).contiguous() for name, value in arrays.items()}, facts
+        return {name: torch.from_numpy(value).contiguous() for name, value in arrays.items()}, metadata
 
     @classmethod
-    def unpack(cls, tensors: Mapping[str, Tensor], facts: Any) -> Trust:
+    def unpack(cls, tensors: Mapping[str, Tensor], metadata: Any) -> Trust:
         """Rebuild what `pack` returned; anything else is an error that the caller reports with the file's name."""
-        values = {name: facts[name] for name in _NUMBERS} | {name: facts.get(name) for name in _LATER}
+        values = {name: metadata[name] for name in _NUMBERS} | {name: metadata.get(name) for name in _LATER}
         for name, value in values.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise TypeError(f"{name} is {value!r}")
         for name in ("quantile", "density_limit", "range_limit", "strangeness_limit"):
             values[name] = math.inf if values[name] is None else float(values[name])
-        if facts["no_positive"]:
+        if metadata["no_positive"]:
             values["threshold"] = math.inf
         if not values["temperature"] > 0 or not 0 < values["coverage"] < 1 or not 0 < values["false_alarms"] < 1:
             raise ValueError("a temperature, coverage or share of false alarms out of range")
@@ -244,18 +244,18 @@ class Trust:
             count = len({name.partition(".")[0] for name in tensors if name.startswith("map")})
             maps = Maps(tuple(_density(group(tensors, f"map{number}")) for number in range(count))) if count else None
         strangeness = None
-        if (scale := facts.get("strangeness")) is not None:
+        if (scale := metadata.get("strangeness")) is not None:
             scale = [float(value) for value in scale]
             parts = 2 + (len(maps.densities) if maps else 0)
             if len(scale) != 2 * parts or not all(map(math.isfinite, scale)) or min(scale[parts:]) <= 0:
                 raise ValueError("a strangeness with a scale out of range")
             strangeness = Strangeness(tuple(scale[:parts]), tuple(scale[parts:]))
-        ranges = Ranges.from_json(facts["ranges"]) if facts["ranges"] is not None else None
-        kind, curves = facts.get("calibration", "temperature"), _curves(facts.get("curves", []))
+        ranges = Ranges.from_json(metadata["ranges"]) if metadata["ranges"] is not None else None
+        kind, curves = metadata.get("calibration", "temperature"), _curves(metadata.get("curves", []))
         if kind not in calibration.KINDS or (kind == "isotonic") != bool(curves):
             raise ValueError("an unknown calibration, or one without its curves")
         return cls(
-            **values, aim=str(facts["aim"]), density=density, strangeness=strangeness, maps=maps, ranges=ranges,
+            **values, aim=str(metadata["aim"]), density=density, strangeness=strangeness, maps=maps, ranges=ranges,
             kind=kind, curves=curves,
         )  # fmt: skip
 
