@@ -5,6 +5,7 @@ graph, compiled) → `client` (one client's round, for many at once) → the alg
 
     setting       Setting (what is trained), Place (where and how), Cohort (both, with the data on the device)
     policy        thresholds, in one frozen object
+    backends      BACKENDS: one batched program, or client by client
     lanes         Lanes: clients side by side in a batch
     client        client_round, personalise, predict: functions over lanes
     server        draw_clients, client_weights, weighted_sum, server_step: pure functions of a ServerState

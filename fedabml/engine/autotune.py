@@ -25,10 +25,9 @@ from ..algorithms.base import Algorithm
 from ..errors import InputError, nearest
 from ..files.sealed import read_json, write_json
 from ..vectors import Network, derived
+from .backends import BACKENDS, UNBATCHED
 from .diagnose import refusal
 from .workers import map_in_threads
-
-BACKENDS = ("auto", "vmap", "loop")
 
 
 def device_of(name: str) -> torch.device:
@@ -102,20 +101,20 @@ def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> 
     their own or in one that has all cores, and, client by client, with images channels-last or not. A module that vmap
     cannot take runs client by client everywhere; the note names the operation, and what to do.
     """
-    if name not in BACKENDS:
-        raise InputError(f"There is no backend '{name}'.{nearest(name, BACKENDS)}")
+    if name != "auto" and name not in BACKENDS:
+        raise InputError(f"There is no backend '{name}'.{nearest(name, ('auto', *BACKENDS))}")
     note = _why_unbatched(network, x, name)
     if note:
-        name = "loop"
+        name = UNBATCHED
     if device.type == "cuda":
-        return Way("vmap" if name == "auto" else name, 1), note
-    return _fastest(_Trial(network, x), ("vmap", "loop") if name == "auto" else (name,)), note
+        return Way(next(iter(BACKENDS)) if name == "auto" else name, 1), note
+    return _fastest(_Trial(network, x), tuple(BACKENDS) if name == "auto" else (name,)), note
 
 
 def _why_unbatched(network: Network, x: Tensor, name: str) -> str:
     """Return a note on what keeps a module from being batched; raise InputError if `vmap` was chosen or none works."""
     why, library = "", "transformers" if hasattr(network.module, "without_weights") else ""  # of a folder
-    if name != "loop":
+    if name == "auto" or BACKENDS[name].batched:
         try:
             with quiet_vmap():
                 _try_batched(network.to("cpu", torch.float32), x)
@@ -129,7 +128,7 @@ def _why_unbatched(network: Network, x: Tensor, name: str) -> str:
         for key in (rng.key(0), None):  # as in training, and as in scoring: a module that is broken says so itself
             again(again.initial, x, key)
         raise InputError(f"The gradient of this model cannot be taken: {refusal(error, library)}") from error
-    if name == "vmap":
+    if name != "auto" and BACKENDS[name].batched:
         raise InputError(
             f"This model cannot be batched over clients: {why} {'Use' if library else 'Or use'} the backend auto or "
             "loop: it then runs client by client."
@@ -172,17 +171,12 @@ class _Trial:
         def gradient(w: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
             return derived(lambda w: network(w, self.x, key).sum(), w)
 
-        if backend == "vmap":
-            with quiet_vmap():
-                torch.vmap(gradient)(self.weights[:lanes], self.keys[:lanes])
-            return
-        for w, key in zip(self.weights[:lanes], self.keys[:lanes], strict=True):
-            gradient(w, key)
+        BACKENDS[backend].apply(gradient, (0, 0), (self.weights[:lanes], self.keys[:lanes]))
 
     def fit(self) -> None:
         """Leave less to do, where the network is large."""
-        self.gradients(self.network, "loop", 1)
-        if timeit(lambda: self.gradients(self.network, "loop", 1), number=1) > SLOW:
+        self.gradients(self.network, UNBATCHED, 1)
+        if timeit(lambda: self.gradients(self.network, UNBATCHED, 1), number=1) > SLOW:
             self.x, self.lanes, self.times = self.x[: ROWS // 4], LANES // 2, 1
 
     def seconds(self, way: Way) -> float:
@@ -224,7 +218,7 @@ def _fastest(trial: _Trial, backends: tuple[str, ...]) -> Way:
     threads = min(torch.get_num_threads(), LANES) if enabled("threads") else 1
     ways = [Way(backend, n) for backend in backends for n in sorted({threads, 1}, reverse=True)]
     if trial.images:
-        ways += [way._replace(channels_last=True) for way in ways if way.backend == "loop"]
+        ways += [way._replace(channels_last=True) for way in ways if not BACKENDS[way.backend].batched]
     if len(ways) == 1:
         return ways[0]
     file, name = choices_file(), f"{trial.name} {'|'.join([*backends, *['last'] * trial.images])}"
@@ -245,7 +239,7 @@ def _read_choices(file: Path) -> dict[str, Way]:
         ways = {name: Way(str(v[0]), int(v[1]), *map(bool, v[2:3])) for name, v in read_json(file).items()}
     except (ValueError, AttributeError, TypeError, LookupError, OverflowError):
         return {}
-    return {name: way for name, way in ways.items() if way.backend in BACKENDS[1:] and 0 < way.workers <= LANES}
+    return {name: way for name, way in ways.items() if way.backend in BACKENDS and 0 < way.workers <= LANES}
 
 
 def cache_dir() -> Path:

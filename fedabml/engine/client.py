@@ -141,7 +141,7 @@ def take_steps(
 
     The steps of `epochs_done` epochs of the only phase were taken before; all lanes take equally many.
     """
-    if lanes.cohort.backend == "loop" and not lanes.cohort.executor.capture and len(lanes) > 1:
+    if not lanes.cohort.batched and not lanes.cohort.executor.capture and len(lanes) > 1:
         # All steps of one client before the next: its weights stay in the cache.
         single_lanes = [Lanes([group._replace(clients=[client])]) for group in lanes.groups for client in group.clients]
         carries = split_state(carry, [1] * len(single_lanes))
@@ -202,7 +202,7 @@ def batched_step(lanes: Lanes, step: Step) -> BatchedStep:
     def one(
         hyper: State, carry: State, shared: State, batches: Any, site: Site, key: Tensor, offset: Tensor | None
     ) -> tuple[State, Tensor]:
-        batched, weights = cohort.backend == "vmap", cohort.class_weights
+        batched, weights = cohort.batched, cohort.class_weights
         loss = ClientLoss(cohort.network, cohort.likelihood, offset, batched, cohort.noise, weights)
         return function(cohort.algorithm.bind(hyper), carry, shared, batches, site, key, loss)
 
@@ -230,7 +230,7 @@ def personalise(lanes: Lanes, kept: State) -> Distribution:
 def personalise_after(lanes: Lanes, kept: State, epochs: Sequence[int]) -> Iterator[Distribution]:
     """Yield the same after each of these numbers of epochs, ascending: on the way, where lanes take equal steps."""
     start, epochs_done = captured(lanes, begin_personal, kept), 0
-    one_by_one = lanes.cohort.backend == "loop" and not lanes.cohort.executor.capture
+    one_by_one = not lanes.cohort.batched and not lanes.cohort.executor.capture
     steps_per_epoch = steps_of(lanes.sizes, 1, min(lanes.cohort.batch_size, lanes.longest), 1)
     even = one_by_one or steps_per_epoch.min() == steps_per_epoch.max()
     carry = start

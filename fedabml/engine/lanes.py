@@ -1,10 +1,9 @@
 """Clients side by side in a batch: the only place where a client axis exists.
 
 `Lanes` are clients, of one run or of several. An algorithm, written for one client, is applied to all of them in one
-batched program (`vmap`), or to one after another (`loop`, for a debugger and where a CPU prefers it). Both draw the
-same minibatches and the same noise, so they agree up to the rounding of floating-point sums. The clients of one run
-have the same shared state and hyperparameters, which then have no axis; clients of several runs (other seeds, other
-continuous hyperparameters) bring their own, and every lane computes what it would alone.
+batched program (`vmap`), or to one after another (`loop`, for a debugger and where a CPU prefers it); `backends` has
+both. The clients of one run have the same shared state and hyperparameters, which then have no axis; clients of several
+runs (other seeds, other continuous hyperparameters) bring their own, and every lane computes what it would alone.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
 from .. import rng
 from ..accel import enabled
 from ..accel.convolutions import Products
 from ..accel.narrow import Narrow
-from ..accel.process import quiet_vmap, set_products
+from ..accel.process import set_products
 from ..algorithms.base import Algorithm, Site, State
+from .backends import BACKENDS
 from .executor import Executor
 from .label_level import label_offset
 from .minibatches import cat
@@ -188,17 +187,8 @@ class Lanes:
 
     def apply(self, function: Callable[..., Any], in_dims: tuple[int | None, ...], *args: Any) -> Any:
         """Apply a function of one client to every lane; arguments of dimension None are the same for all."""
-        if self.cohort.backend == "vmap":
-            with self._products(), quiet_vmap():
-                return torch.vmap(function, in_dims)(*args)
-
-        def lane(i: int) -> list[Any]:
-            return [a if d is None else tree_map(lambda t: t[i], a) for a, d in zip(args, in_dims, strict=True)]
-
-        count = len(tree_leaves([a for a, d in zip(args, in_dims, strict=True) if d == 0])[0])
-        if count == 1:
-            return tree_map(lambda t: t.unsqueeze(0), function(*lane(0)))
-        return tree_map(lambda *t: torch.stack(t), *[function(*lane(i)) for i in range(count)])
+        with self._products() if self.cohort.batched else contextlib.nullcontext():
+            return BACKENDS[self.cohort.backend].apply(function, in_dims, args)
 
     def _products(self) -> contextlib.AbstractContextManager[object]:
         """Return how the network's products are computed: a GPU has kernels of ours, a CPU others for narrow layers."""

@@ -19,6 +19,7 @@ from ..likelihoods import Likelihood
 from ..vectors import Network
 from . import augment
 from . import policy as thresholds
+from .backends import BACKENDS
 from .executor import Executor
 from .label_level import require_chosen
 from .noise import Noise
@@ -131,6 +132,7 @@ class Cohort:
         self.algorithm, self.likelihood, self.fed = algorithm, setting.likelihood, fed
         self.batch_size, self.seed = setting.batch_size, setting.seed
         self.device, self.dtype, self.backend, self.workers = place.device, place.dtype, place.backend, place.workers
+        self.batched = BACKENDS[place.backend].batched
         self.network = setting.network.to(place.device, place.dtype, place.network_dtype, place.channels_last)
         self.noise = noise or Noise.of(algorithm, setting.network, fed.x.shape[1:])
         weights = getattr(setting.likelihood, "weights", ())
@@ -139,7 +141,7 @@ class Cohort:
         self.limit = ChunkLimit(place.chunk)
         self.shortest, self.longest = int(fed.train.counts.min()), int(fed.train.counts.max())
         # A captured or compiled program would read samples where they lay when it was made.
-        on_device, batched, cpu = not self.data.hosted, place.backend == "vmap", place.device.type == "cpu"
+        on_device, batched, cpu = not self.data.hosted, self.batched, place.device.type == "cpu"
         outputs = self.network.activations * min(setting.batch_size, self.longest)
         self.executor = Executor(
             capture=on_device and not cpu and place.graphs and enabled("graphs"),

@@ -137,7 +137,7 @@ def _fits(cohort: Cohort, others: Sequence[Cohort]) -> bool:
     """
     first, data = others[0], cohort.data
     same_network = cohort.network.layout == first.network.layout and cohort.likelihood == first.likelihood
-    if cohort.backend != "vmap" or not same_network:
+    if not cohort.batched or not same_network:
         return False
     loaded = {other.data for other in others}
     if data in loaded:

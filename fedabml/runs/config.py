@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..algorithms import REGISTRY, make
 from ..arguments import MOST
 from ..data.catalogue import SOURCES
+from ..engine import backends
 from ..errors import InputError, nearest, quoted, shortened
 from ..files.limits import MAX_TOML, parse_toml
 from ..files.paths import read_text
@@ -47,7 +48,7 @@ Table = dict[str, Any]
 PARTITIONS = ("auto", "classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
 TASKS = ("classification", "regression", "multilabel", "sequence")
 TARGET_TRANSFORMS = ("log", "boxcox")
-DTYPES, BACKENDS = ("float32", "tf32", "bf16", "float64"), ("auto", "vmap", "loop")
+DTYPES, BACKENDS = ("float32", "tf32", "bf16", "float64"), ("auto", *backends.BACKENDS)
 TABLES = (".csv", ".parquet", ".pq", ".xlsx", ".xls", ".xlsm", ".xlsb", ".ods")  # the last four are refused by name
 # Keys for tables only.
 TABLE_KEYS = ("client_column", "target_column", "drop_columns", "id_column", "date_columns", "split_by", "test_share")

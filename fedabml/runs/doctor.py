@@ -113,7 +113,7 @@ def stored(folder: str | None) -> Facts:
 def choices(setup: Setup, options: dict[str, Any]) -> Facts:
     """Return what `prepare` decided for a run, and why. `options` are the keys of its configuration."""
     cohort, device, hyper = setup.cohort, setup.cohort.device, setup.cohort.algorithm.values()
-    cpu, batched = device.type == "cpu", cohort.backend == "vmap"
+    cpu, batched = device.type == "cpu", cohort.batched
     if options.get("backend", "auto") != "auto":
         how = "as requested"
     elif any("cannot be batched" in note for note in setup.notes):
