@@ -109,6 +109,7 @@ def test_alpha_stays_between_0_and_1(v, alpha):
     assert algorithm.step(carry, {}, (None,), None, rng.key(0), loss)[0]["alpha"] == alpha
 
 
+@pytest.mark.slow
 def test_kept_models_are_apart():
     assert_apart(simulate(APFL(lr=0.1))[0])
 

@@ -134,6 +134,7 @@ def test_resume_may_change_how_clients_are_personalised(tmp_path):
     assert fedabml.load_prior(tmp_path / "run/shared.safetensors").algorithm.personal_epochs == 1
 
 
+@pytest.mark.slow
 def test_kept_states_are_evaluated_from_the_checkpoint(tmp_path):
     run("train", *SMALL, "--algorithm", "local", "--participation", 0.3, "--seed", 2, "--out", "run", "--quiet")
     run("evaluate", "run")

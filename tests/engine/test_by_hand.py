@@ -89,6 +89,7 @@ def test_the_server_alone():
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", REGISTRY)
+@pytest.mark.slow
 def test_a_client_alone_has_the_bits_it_has_among_others(name):
     fed = federation()
     words = {"epochs": 2, "batch_size": 8, "seed": 1, "device": "cpu", "backend": "loop", "rounds": 1}

@@ -88,6 +88,7 @@ def alphabetical(state):
 
 @pytest.mark.parametrize("mode", ["captured", "recorded"])
 @pytest.mark.parametrize(("name", "hyper"), RESUMED, ids=str)
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_as_if_uninterrupted(graphs, name, hyper, mode):
     """Files return names in alphabetical order, and programs take tensors by position."""
     algorithm, kept, states = make(name, lr=0.1, **hyper), {}, []

@@ -19,7 +19,7 @@ from fedabml.experiments.progress import CellProgress, Stopped
 from fedabml.experiments.study import fingerprint
 from tests.cli.command import run
 
-pytestmark = pytest.mark.usefixtures("one_thread_here")
+pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
 QUICK = {"rounds": 1, "participation": 1.0, "epochs": 1, "device": "cpu"}
 NAMES = ("ward a", "ward b", "<script>alert(1)</script>", "ward d")
 

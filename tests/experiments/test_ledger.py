@@ -164,6 +164,7 @@ def test_an_interruption_costs_only_what_was_running(tmp_path, played):
     assert [r.seed for r in execute(cells(4), Ledger(path))] == [0, 1, 2, 3] == played
 
 
+@pytest.mark.slow
 def test_real_cells(tmp_path):
     personal = ({"personal_epochs": 0}, {"personal_epochs": 2})
     calm = Cell("fedavg", SMALL.with_changes(algorithm="fedavg"), personal)

@@ -10,6 +10,7 @@ from tests.tiers import FAMILIES, nightly_but
 
 
 @pytest.mark.parametrize("algorithm", nightly_but(FAMILIES, [*REGISTRY]))
+@pytest.mark.slow
 def test_a_federation_is_bit_equal_to_the_simulator(tmp_path, algorithm):
     server, sites = set_up(tmp_path, algorithm=algorithm, hyper=hyper_of(algorithm))
     coordinator, events = lead(server, Wire(server, sites))

@@ -94,6 +94,7 @@ def run(tmp_path, tamper, **settings):
 
 
 @pytest.mark.parametrize("poison", POISONS)
+@pytest.mark.slow
 def test_a_poisoned_reply_is_rejected_and_changes_nothing(tmp_path, expected, poison):
     change, words = POISONS[poison]
 

@@ -30,6 +30,7 @@ def run(fed):
     return fedabml.train(fed.with_positive_target("log"), "mlp", likelihood=noise, **QUICK)
 
 
+@pytest.mark.slow
 def test_the_deviation_follows_the_input(run):
     x = np.array([[0, -1.5], [0, 1.5]], np.float32)
     own = run.posterior("client-0", validation=0.3)

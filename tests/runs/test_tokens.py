@@ -12,7 +12,7 @@ import fedabml
 from fedabml.errors import InputError
 from fedabml.vectors import Network
 
-pytestmark = pytest.mark.usefixtures("one_thread_here")
+pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
 QUICK = {"rounds": 8, "participation": 1.0, "epochs": 3, "batch_size": 10, "device": "cpu"}
 WORDS, LENGTH = 30, 6
 

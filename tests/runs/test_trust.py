@@ -26,6 +26,9 @@ hospitals = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(hospitals)
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def hospital():
     """A prior of twelve hospitals; the rows of Hospital A that it may learn from, and others to predict."""
@@ -216,7 +219,6 @@ def test_the_effect_of_a_calibration_of_several_labels_is_cross_validated():
     assert trust_lines(trust, several=True)[-1].startswith("alarms      none")
 
 
-@pytest.mark.slow
 def test_a_client_of_the_run_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = hospitals.patients(1).drop(columns="risk")
@@ -250,7 +252,6 @@ def test_a_client_of_the_run_by_name(tmp_path, monkeypatch):
         kept.posterior("Hospital F")
 
 
-@pytest.mark.slow
 def test_a_regression_has_intervals():
     random = np.random.default_rng(0)
     x = random.normal(size=(1500, 3)).astype(np.float32)
@@ -265,7 +266,6 @@ def test_a_regression_has_intervals():
     assert far.alarm.all() and checks.alarm.mean() < 0.1
 
 
-@pytest.mark.slow
 def test_the_command_line_says_what_it_found(hospital, tmp_path):
     prior, rows, new = hospital
     prior.save(tmp_path / "prior.safetensors")
@@ -312,7 +312,6 @@ def digits():
     return posterior, inside, inside.reshape(-1, 64)[:, mixed].reshape(inside.shape)
 
 
-@pytest.mark.slow
 def test_scrambled_images_are_strange(digits):
     posterior, inside, outside = digits
     usual, strange = posterior.predict(inside), posterior.predict(outside)
@@ -322,7 +321,6 @@ def test_scrambled_images_are_strange(digits):
     assert by_strangeness > auroc(usual.entropy, strange.entropy)
 
 
-@pytest.mark.slow
 def test_strangeness_is_saved_and_older_files_go_without(digits):
     posterior, _, _ = digits
     tensors, facts = posterior.trust.pack()
@@ -357,7 +355,6 @@ def seen():
     return posterior, x[800:], np.ascontiguousarray(16 - x[800:])
 
 
-@pytest.mark.slow
 def test_strangeness_looks_at_feature_maps(seen):
     posterior, inside, outside = seen
     trust = posterior.trust
@@ -379,7 +376,6 @@ def test_strangeness_looks_at_feature_maps(seen):
     assert usual.checks.alarm.mean() < 0.15 < strange.checks.alarm.mean()
 
 
-@pytest.mark.slow
 def test_feature_maps_are_saved_and_files_without_keep_their_score(seen, tmp_path):
     posterior, inside, _ = seen
     path = posterior.save(tmp_path / "maps.safetensors")
@@ -401,7 +397,6 @@ def test_feature_maps_are_saved_and_files_without_keep_their_score(seen, tmp_pat
     assert ((p.checks.strangeness > 3) <= p.checks.alarm).all()
 
 
-@pytest.mark.slow
 def test_damaged_feature_maps_are_refused(seen):
     tensors, facts = seen[0].trust.pack()
     assert Trust.unpack(tensors, facts).strangeness == seen[0].trust.strangeness
