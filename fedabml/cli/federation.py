@@ -241,6 +241,8 @@ def remove_site(folder: Path, name: str) -> None:
     """
     _changes().remove_site(folder, name)
     print_line(f"removed    {name}")
+    if (folder / "local" / name).is_dir():
+        print_paragraph(f"Its processes on this machine end with the next start: fedabml federation resume {folder}")
 
 
 @app.command()

@@ -78,7 +78,9 @@ def panels_without(*excluded: str) -> dict[str, tuple[str, ...]]:
 
 
 def command(
-    panels: Mapping[str, Sequence[str]] | None = None, **completions: Sequence[str]
+    panels: Mapping[str, Sequence[str]] | None = None,
+    also: Callable[..., None] | None = None,
+    **completions: Sequence[str],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Make a function a command, whose docstring describes its parameters in a last section such as
 
@@ -90,6 +92,7 @@ def command(
     have; one with an `Annotated` type, such as `Config`, describes itself. `completions` are words that complete a
     parameter's value. `panels` are keys of a run that become flags, too. A command that has them all, or nearly all,
     gets --config, --preset and --set with them. It reads them with `run_options`, or one by one from `ctx.params`.
+    `also` is a function whose flags, with their descriptions, the command has after its own: it gets them as `**more`.
     """
     flags = {name: _run_flag(name, panel) for panel, keys in (panels or {}).items() for name in keys}
     if "model" in flags:
@@ -98,7 +101,11 @@ def command(
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         text, _, section = (inspect.getdoc(function) or "").partition("\n\nFlags:\n")
-        entries, parameters = _described(section), inspect.signature(function, eval_str=True).parameters
+        entries, parameters = _described(section), dict(inspect.signature(function, eval_str=True).parameters)
+        if also is not None:
+            parameters = {name: each for name, each in parameters.items() if each.kind is not Parameter.VAR_KEYWORD}
+            parameters |= inspect.signature(also, eval_str=True).parameters
+            entries = _described((inspect.getdoc(also) or "").partition("\n\nFlags:\n")[2]) | entries
         assert entries.keys() <= parameters.keys(), f"{function.__name__}: its docstring describes other parameters"
 
         def declared(parameter: Parameter) -> Parameter:

@@ -13,6 +13,7 @@ from ..runs.config import is_table, read_config, saved_config
 from ..runs.request import resume_command
 from .console import downloads, note, number, print_line, table
 from .options import Config, command, import_code, split_words
+from .posterior_flags import comparison_flags, posterior_flags
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -128,23 +129,14 @@ def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: i
     return score(cohort, theta, lambda clients: kept.get(theta, clients), split, round)
 
 
-@command()
+@command(also=posterior_flags)
 def personalize(
     prior: Path,
     *,
     data: Path | None = None,
     client: str | None = None,
     out: Path = Path("posterior.safetensors"),
-    epochs: int | None = None,
-    lr: float | None = None,
-    batch_size: int | None = None,
     id_column: str | None = None,
-    validation: float = 0.0,
-    aim: str = "",
-    coverage: float = 0.9,
-    false_alarms: float = 0.05,
-    calibration: str = "temperature",
-    class_weights: str | None = None,
     compare: bool = False,
     seed: int = 0,
     device: str = "auto",
@@ -152,6 +144,7 @@ def personalize(
     model: str | None = None,
     force: bool = False,
     config: Config = None,
+    **flags: Any,
 ) -> None:
     """Make a client's posterior from a prior and the client's data. The data stay where they are.
 
@@ -169,18 +162,7 @@ def personalize(
             prior was trained on such.
         client (NAME): In place of --data: a client of the run whose folder is given, by name.
         out: File for the client's posterior.
-        epochs: Epochs on the client's data. [default: the algorithm's]
-        lr: Step size. [default: the algorithm's]
-        batch_size: Samples in a minibatch. [default: as in training]
         id_column (NAME): Table column of identifiers, which predictions carry. [default: as in training]
-        validation: Share of the client's rows held out to calibrate and check the posterior.
-        aim (AIM): Goal of the threshold between two classes: f1, recall>=0.8, precision>=0.8 or cost:MISS,ALARM.
-        coverage: Probability with which a prediction set or interval contains the truth.
-        false_alarms: Share of usual inputs that may be flagged as unusual.
-        calibration (WORD): How probabilities are calibrated on the rows held out: temperature, isotonic (100 rows or
-            more) or none. Its effect is shown by cross-validation on these rows.
-        class_weights (WEIGHTS): How much rows of each class count: balanced (by the client's rows), none, or numbers
-            such as 1,5. [default: as in training]
         compare: Say whether the prior, the posterior or training alone serves the client best on the rows held out.
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
@@ -191,8 +173,7 @@ def personalize(
     from ..runs.site import compare_at_site
     from ..runs.train import client_rows
 
-    if compare and not validation:
-        raise InputError("--compare needs rows held out: give --validation 0.3, or another share.")
+    comparison = comparison_flags(flags) if compare else {}
     if (data is None) == (client is None):
         raise InputError("Give the client's data with --data, or a client of the run with --client: one of the two.")
     source = prior / "shared.safetensors" if prior.is_dir() else prior
@@ -205,11 +186,7 @@ def personalize(
     else:
         plan, saved = saved_config(prior)
         (x, y), test, encoded = client_rows(_data_of(prior, plan, saved), loaded, str(client)), None, True
-    posterior = loaded.personalize(
-        x, y, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed, device=device, validation=validation, aim=aim,
-        coverage=coverage, false_alarms=false_alarms, encoded=encoded, id=id_column,
-        calibration=calibration, class_weights=class_weights,
-    )  # fmt: skip
+    posterior = loaded.personalize(x, y, seed=seed, device=device, encoded=encoded, id=id_column, **flags)
     scores = _scores(posterior.predict(test[0], seed=seed, device=device), test[1]) if test else {}
     posterior.save(out)
     print_line(f"samples     {len(x)}")
@@ -218,10 +195,7 @@ def personalize(
     for line in trust_lines(posterior.trust, posterior.input_spec.task in STRUCTURED):
         print_line(line)
     if compare:
-        report = compare_at_site(
-            loaded, x, y, validation, seed, device, encoded=encoded, epochs=epochs, lr=lr, batch_size=batch_size,
-            class_weights=class_weights,
-        )  # fmt: skip
+        report = compare_at_site(loaded, x, y, flags["validation"], seed, device, encoded=encoded, **comparison)
         print_line(report.sentence)
     print_line(f"prior       {loaded.digest[:16]} (digest)")
     print_line(f"posterior   {out}")

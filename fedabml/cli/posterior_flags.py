@@ -1,0 +1,45 @@
+"""Flags of the commands that make a posterior: how it learns, and how far it may be trusted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import InputError
+
+_LEARNING = ("epochs", "lr", "batch_size", "class_weights")
+
+
+def posterior_flags(
+    *,
+    epochs: int | None = None,
+    lr: float | None = None,
+    batch_size: int | None = None,
+    class_weights: str | None = None,
+    validation: float = 0.0,
+    aim: str = "",
+    coverage: float = 0.9,
+    false_alarms: float = 0.05,
+    calibration: str = "temperature",
+) -> None:
+    """Declare flags for `command(also=posterior_flags)`.
+
+    Flags:
+        epochs: Epochs on the own data. [default: the algorithm's]
+        lr: Step size. [default: the algorithm's]
+        batch_size: Samples in a minibatch. [default: as in training]
+        class_weights (WEIGHTS): How much rows of each class count: balanced (by the own rows), none, or numbers such
+            as 1,5. [default: as in training]
+        validation: Share of the rows held out to calibrate and check the posterior.
+        aim (AIM): Goal of the threshold between two classes: f1, recall>=0.8, precision>=0.8 or cost:MISS,ALARM.
+        coverage: Probability with which a prediction set or interval contains the truth.
+        false_alarms: Share of usual inputs that may be flagged as unusual.
+        calibration (WORD): How probabilities are calibrated on the rows held out: temperature, isotonic (100 rows or
+            more) or none. Its effect is shown by cross-validation on these rows.
+    """
+
+
+def comparison_flags(flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the flags that a comparison on rows held out needs. Raises InputError if none are held out."""
+    if not flags["validation"]:
+        raise InputError("--compare needs rows held out: give --validation 0.3, or another share.")
+    return {name: flags[name] for name in _LEARNING}
