@@ -146,16 +146,14 @@ def base_regression(
     return {"base_rmse": rmse, "base_nll": np.bincount(owner, nll, len(clients)) / size}
 
 
-def decision_measures(
-    probs: np.ndarray, y: np.ndarray, owner: np.ndarray, clients: int, specificity: float = SPECIFICITY
-) -> dict[str, np.ndarray]:
+def decision_measures(probs: np.ndarray, y: np.ndarray, owner: np.ndarray, clients: int) -> dict[str, np.ndarray]:
     """Return the measures of each client [clients] from probabilities [n, classes] and labels [n].
 
     Recall, precision and sensitivity are those of the positive class, so they exist for two classes alone.
     """
     classes = probs.shape[1]
     positive = range(classes) if classes > 2 else (1,)
-    ranked = [_ranking(probs[:, c], y == c, owner, clients, specificity) for c in positive]
+    ranked = [_ranking(probs[:, c], y == c, owner, clients, SPECIFICITY) for c in positive]
     recall, precision, f1 = rates(*class_counts(probs.argmax(1), y, owner, clients, classes))
     measures = {
         "auroc": mean([curve["auroc"] for curve in ranked]),

@@ -77,9 +77,7 @@ def frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 SHOWN = 20  # rows of a table in a notebook
 
 
-def html_card(
-    title: str, properties: Mapping[str, Any], records: Sequence[Mapping[str, Any]] = (), most: int = SHOWN
-) -> str:
+def html_card(title: str, properties: Mapping[str, Any], records: Sequence[Mapping[str, Any]] = ()) -> str:
     """Return what a notebook shows of an object: its kind, properties, and the first records. Every text is escaped."""
 
     def row(cells: Iterable[Any], tag: str = "td") -> str:
@@ -89,8 +87,8 @@ def html_card(
     parts.append(f"<table>{''.join(row(pair) for pair in properties.items() if pair[1] is not None)}</table>")
     if records:
         head = list(dict.fromkeys(name for record in records for name in record))
-        lines = (row(record.get(name) for name in head) for record in records[:most])
+        lines = (row(record.get(name) for name in head) for record in records[:SHOWN])
         parts.append(f"<table>{row(head, 'th')}{''.join(lines)}</table>")
-    if len(records) > most:
-        parts.append(f"<p>and {len(records) - most} more: see .frame()</p>")
+    if len(records) > SHOWN:
+        parts.append(f"<p>and {len(records) - SHOWN} more: see .frame()</p>")
     return f"<div>{''.join(parts)}</div>"
