@@ -175,6 +175,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), torch.get_default_dtype(
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_torchs_threads_sleep_whichever_module_is_imported_first(tmp_path):
     script = """
 import os, sys

@@ -376,6 +376,7 @@ def test_report_of_one_run_and_of_several(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_demo_compares_three_shows_unseen_digits_and_replaces_only_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(
         demo, "COMMON", demo.COMMON | {"rounds": 2, "eval_every": 0, "model": "mlr", "model_options": {}}

@@ -329,6 +329,7 @@ def test_a_learned_noise_level_is_drawn_without_bias():
 
 
 # -- the variance -----------------------------------------------------------------------------------------------------
+@pytest.mark.nightly
 def test_the_gradients_vary_less():
     network = Network(fedabml.models.build("mlp", (20,), 3, hidden=(16, 16))).to("cpu", torch.float64)
     q, batch = Gaussian(network.initial, torch.full_like(network.initial, -3.0)), batch_of((20,), 32)
