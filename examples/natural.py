@@ -53,7 +53,6 @@ PENALTIES = np.logspace(-1, 3, TRIALS)  # of the regressions by scikit-learn: as
 LOCAL_LINES = ("# Made by", "# Use it", "# sha256")  # of tuned.toml: they name the folder of the search
 TOLERANCE = 0.01  # between the scores of two machines
 COMMON: dict[str, Any] = {"device": "cpu", "model_options": {"hidden": [16]}}
-SMALL_GRID = {"personal_epochs": [0, 1, 5], "personal_lr": [0.01, 0.1]}  # of larger tables, where the usual one is slow
 METHODS = {
     "fedabml": "FedABML",
     "fedabml-plain": "FedABML without label level",
@@ -84,7 +83,7 @@ class Task:
     first: str
     test: str
     options: dict[str, Any]  # of training
-    grid: dict[str, Any] | None  # of the search's personal steps; None: the usual one
+    grid: dict[str, Any] | None  # of the search's personal steps; None: the usual one, slow on larger tables
 
     @property
     def measures(self) -> tuple[str, ...]:
@@ -102,7 +101,8 @@ TASKS = {
         "Chem97", "lea", "score", ("gender", "age", "gcsescore"), "classification",
         "4bed8aefe8285d147c8e5e7afda0fb01401c3490a2e21bdd62cc4c4483a15e71",
         "c9f81f7533a73817d4309431fa11a8f13ead87134a66b71c0439891949a0f657",
-        {"rounds": 30, "participation": 0.1, "epochs": 2, "batch_size": 200}, SMALL_GRID,
+        {"rounds": 60, "participation": 0.1, "epochs": 4, "batch_size": 200},
+        {"personal_epochs": [1, 5, 20], "personal_lr": [0.1, 0.3]},
     ),
     "contraception": Task(
         "Contraception", "district", "use", ("livch", "age", "urban"), "classification",
@@ -114,7 +114,8 @@ TASKS = {
         "Hsb82", "school", "mAch", ("minrty", "sx", "ses", "sector"), "regression",
         "37948071e56a6ffc36a8c95dac5ae4575ada75e63c995edf467bfc05e371c23d",
         "33d672dc32508c77c3a86d749d437b65a278572cdb72804f03479238c1a71fdb",
-        {"rounds": 40, "participation": 0.1}, SMALL_GRID,
+        {"rounds": 40, "participation": 0.1},
+        {"personal_epochs": [0, 1, 5], "personal_lr": [0.01, 0.1]},
     ),
 }  # fmt: skip
 
