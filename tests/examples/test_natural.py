@@ -1,8 +1,10 @@
 """The study of natural tables: its lists of test rows, its ledger, and the tables of its page agree."""
 
+import hashlib
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -53,8 +55,8 @@ def test_the_script_draws_the_committed_rows_and_writes_the_known_files(study, n
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_client_has_as_many_test_rows_as_others_and_seed_28_draws_them(study, name):
-    """Without the tables: from a client's number of rows, n or n + 1 of twice n test rows, the same list is drawn."""
+def test_seed_28_draws_the_committed_rows_of_every_client(study, name):
+    """This needs no table: a client with m test rows has 2m − 1, 2m or 2m + 1 rows, and one of these gives the list."""
     listed = study.listed_test_rows(name)
     assert list(listed) == sorted(listed) and all(rows == sorted(set(rows)) for rows in listed.values())
     random = np.random.default_rng(study.DRAWN)
@@ -116,6 +118,36 @@ def test_a_release_reads_a_test_half_once(study, tmp_path, monkeypatch):
     (tmp_path / "settings" / "hsb82.toml").write_text("2")
     with pytest.raises(InputError, match="not those with which"):
         study.read(absent, "hsb82", compare=True)
+
+
+def test_a_reading_is_noted_drawn_and_the_same_when_repeated(study, small, tmp_path, monkeypatch, capsys):
+    """The whole way on a small table: two methods, two rounds, a ledger and a page of its own."""
+    rows, digests = study.draw_test_rows(small.district), {}
+    for part, half in zip(("first", "test"), study.halves(small, "district", rows), strict=True):
+        half.to_csv(tmp_path / f"contraception.{part}.csv", index=False)
+        digests[part] = hashlib.sha256((tmp_path / f"contraception.{part}.csv").read_bytes()).hexdigest()
+    monkeypatch.setattr(study, "HOME", tmp_path)
+    monkeypatch.setattr(study, "TASKS", {"contraception": replace(study.TASKS["contraception"], **digests)})
+    monkeypatch.setattr(study, "METHODS", {"fedabml": "FedABML", "local": "Local only"})
+    monkeypatch.setattr(study, "SEEDS", (0, 1))
+    for folder, end, text in (("settings", "toml", "rounds = 2\nparticipation = 1.0\n"), ("test_rows", "txt", "")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"contraception.{end}").write_text(text)
+    study.read(tmp_path, "contraception", compare=False)
+    line = study.noted(fedabml.__version__, "contraception")
+    assert list(line["scores"]) == ["fedabml", "local", *study.BASES] and line["seeds"] == [0, 1]
+    (tmp_path / "README.md").write_text("# Head\n\n### \n\n## Notes\n\n- One.\n")
+    study.draw_page()
+    study.draw_page()
+    page = (tmp_path / "README.md").read_text()
+    assert page.count("### contraception: 6 clients") == page.count("## Notes\n\n- One.\n") == 1
+    assert f"| FedABML | {100 * line['scores']['fedabml']['accuracy']:.2f}" in page.replace("**", "")
+    study.read(tmp_path, "contraception", compare=True)
+    assert "largest difference" in capsys.readouterr().out
+    line["scores"]["local"]["nll"] += 0.1
+    (tmp_path / "reads.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(SystemExit, match="not the same reading"):
+        study.read(tmp_path, "contraception", compare=True)
 
 
 def test_the_interval_of_a_lead_is_that_of_the_mean_over_clients(study):
