@@ -86,10 +86,15 @@ class TableRecipe:
         times = {name: has_times(parsed.dates(name)[chosen]) for name in dates}
         parts = date_parts(parsed, times, chosen)
         circles = {part for name in dates for part in part_names(name, times[name])[1:]}
+        used = [name for name in map(str, parsed.frame.columns) if name not in (client, target, *unused)]
         columns: list[str] = []
-        for name in map(str, parsed.frame.columns):
-            if name not in (client, target, *unused):
-                columns += part_names(name, times[name]) if name in times else [name]
+        for name in used:
+            names = part_names(name, times[name]) if name in times else (name,)
+            columns += names
+            if name in times and (taken := next((part for part in names if part in used), None)):
+                raise InputError(
+                    f"The table has both dates in '{name}' and a column '{taken}'. Rename or drop one of them."
+                )
         if not columns:
             raise InputError(f"There is no column besides '{client}' and '{target}', so nothing to predict from.")
         numeric, categories = {}, {}
@@ -109,8 +114,9 @@ class TableRecipe:
             if len(categories[name]) > MAX_CATEGORIES:
                 raise InputError(
                     f"Column '{name}' has {len(categories[name])} different words: an identifier or free text, it "
-                    f"seems. Leave it out (--drop-columns, in Python drop=['{name}']), or turn it into numbers or "
-                    f"at most {MAX_CATEGORIES} categories."
+                    f"seems. Name an identifier in --id-column (in Python id='{name}'), leave the column out "
+                    f"(--drop-columns, drop=['{name}']), or turn it into numbers or at most {MAX_CATEGORIES} "
+                    "categories."
                 )
         recipe = cls(tuple(columns), numeric, categories, client, target, task, tuple(class_names), dates=times)
         return replace(recipe, ranges=Ranges.fit(recipe.raw_columns(parsed, chosen)))
@@ -277,12 +283,7 @@ def date_parts(
     """Return the columns of numbers of every column of dates, by name; `dates` tells which have times."""
     parts: dict[str, np.ndarray] = {}
     for name, times in dates.items():
-        names = part_names(name, times)
-        if taken := next((part for part in names if part in parsed.frame.columns), None):
-            raise InputError(
-                f"The table has both dates in '{name}' and a column '{taken}'. Rename or drop one of them."
-            )
-        parts |= zip(names, part_values(parsed.dates(name)[rows], times), strict=True)
+        parts |= zip(part_names(name, times), part_values(parsed.dates(name)[rows], times), strict=True)
     return parts
 
 

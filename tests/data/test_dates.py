@@ -122,6 +122,13 @@ def test_what_does_not_fit_is_named(columns, options, words):
         read(table(**columns), **options)
 
 
+def test_a_column_left_out_may_have_the_name_of_a_part():
+    frame = table(**{"admitted year": 1.5})
+    fed = read(frame, dates="admitted", drop=["admitted year"])
+    np.testing.assert_array_equal(fed.x, read(table(), dates="admitted").x)
+    np.testing.assert_array_equal(features(frame, fed.recipe), features(table(), fed.recipe))
+
+
 @pytest.mark.parametrize("change", [{"dates": {"admitted": 1}}, {"dates": {"other": True}}, {"dates": []}, {"id": 3}])
 def test_foreign_dates_and_ids_of_a_recipe_are_refused(change):
     content = {**read(table(), dates=["admitted"]).recipe.to_json(), **change}
