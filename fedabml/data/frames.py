@@ -67,6 +67,8 @@ def read_frame(path: str | os.PathLike[str], words: Sequence[str] = ()) -> pd.Da
             raise InputError("Reading Parquet needs pyarrow: pip install fedabml[tables].") from error
         except Exception as error:  # pandas and pyarrow have errors of nearly every type for damaged bytes
             hint = " Save it as UTF-8." if isinstance(error, UnicodeError) else ""
+            if suffix == ".csv" and (mark := _other_separator(file)):
+                hint = f" It seems to be separated by {mark!r}. Write it with commas, and numbers with a decimal point."
             reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
             raise InputError(f"{path} is not a {suffix[1:].upper()} table, or is damaged: {reason}.{hint}") from error
     frame = _check_frame(frame, str(path))
@@ -77,7 +79,20 @@ def read_frame(path: str | os.PathLike[str], words: Sequence[str] = ()) -> pd.Da
 
 def _read_csv(file: IO[bytes], words: Sequence[str]) -> pd.DataFrame:
     # Read in one piece: pandas would choose a type for each part of a long file, and 01 would also become 1.
-    return pandas().read_csv(file, dtype=dict.fromkeys(words, str), low_memory=False)
+    frame = pandas().read_csv(file, dtype=dict.fromkeys(words, str), low_memory=False)
+    if not isinstance(frame.index, pandas().RangeIndex) and not _other_separator(file):
+        raise InputError(
+            "has more values in its rows than names of columns in its first line, so the names would not belong to the "
+            "values. Name every column, or remove commas at the ends of rows."
+        )
+    return frame
+
+
+def _other_separator(file: IO[bytes]) -> str | None:
+    """Return the mark that separates the first line of a CSV file if that line has no comma."""
+    file.seek(0)
+    line = file.readline(MAX_COLUMNS).decode(errors="replace")
+    return None if "," in line else next((mark for mark in ";\t|" if mark in line), None)
 
 
 def _read_parquet(file: IO[bytes], words: Sequence[str]) -> pd.DataFrame:

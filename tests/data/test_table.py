@@ -149,7 +149,7 @@ def test_bad_tables(tmp_path, change, options, words):
 
 def test_refused_columns(tmp_path):
     many = frame(900).assign(note=[f"n{i}" for i in range(900)])
-    with pytest.raises(InputError, match="free text"):
+    with pytest.raises(InputError, match=r"free text.*--id-column"):
         read(tmp_path, many)
     with pytest.raises(InputError, match="too many to be classes"):
         read(tmp_path, frame(3003).assign(ill=[f"n{i}" for i in range(3003)]))
@@ -291,6 +291,20 @@ def test_another_separator_is_recognised(tmp_path):
     (tmp_path / "t.csv").write_text("site;x;y\na;1;no\nb;2;yes\n")
     with pytest.raises(InputError, match="separated by ';'"):
         read_table(tmp_path / "t.csv", client="site", target="y")
+
+
+@pytest.mark.parametrize("rows", ["a;1,5;no\nb;2,5;yes\n", "a;1;no\nb;2,5;yes\n", "a;1,5;no\nb;2,5,5;yes\n"])
+def test_another_separator_is_recognised_beside_decimal_commas(tmp_path, rows):
+    (tmp_path / "t.csv").write_text(f"site;x;y\n{rows}")
+    with pytest.raises(InputError, match="separated by ';'"):
+        read_table(tmp_path / "t.csv", client="site", target="y")
+
+
+@pytest.mark.parametrize("rows", ["a,1,no,4\nb,2,yes,5\n", "a,1,no,\nb,2,yes,\n"])
+def test_rows_with_more_values_than_names_are_refused(tmp_path, rows):
+    (tmp_path / "t.csv").write_text(f"site,x,y\n{rows}")
+    with pytest.raises(InputError, match="more values in its rows than names of columns"):
+        read_table(tmp_path / "t.csv", client="x", target="y")
 
 
 @pytest.mark.parametrize("rows", [6, 60])
