@@ -234,9 +234,8 @@ def trust_lines(trust: Trust | None, several: bool) -> list[str]:
         lines.append(f"calibration {how}" + ("" if trust.kind == "none" else f": {effect} (cross-validated)"))
     if trust.threshold is not None:
         few = "; so few make it uncertain" if (trust.positives or 0) < 10 else ""
-        lines.append(
-            f"threshold   {trust.threshold:.3g}, for {trust.aim}, chosen on {trust.positives} positive rows{few}"
-        )
+        rows = "1 positive row" if trust.positives == 1 else f"{trust.positives} positive rows"
+        lines.append(f"threshold   {trust.threshold:.3g}, for {trust.aim}, chosen on {rows}{few}")
     enough = trust.quantile < float("inf")
     what = "sets" if trust.nll_before is not None else "intervals"
     needed = "" if enough else f": {trust.rows} validation rows are too few, so they hold everything"

@@ -61,6 +61,10 @@ class Trust:
     kind: str = "temperature"  # of the calibration
     curves: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()  # of an isotonic one
 
+    def __repr__(self) -> str:
+        threshold = "" if self.threshold is None else f", threshold {self.threshold:.3g} for {self.aim}"
+        return f"Trust({self.rows} rows held out, calibration {self.kind}, coverage {self.coverage:g}{threshold})"
+
     @classmethod
     def fit(
         cls,

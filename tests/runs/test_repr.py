@@ -40,6 +40,7 @@ def objects():
             posterior,
             posterior.q,
             posterior.predict(x, samples=2),
+            run.prior.personalize(*client, epochs=1, validation=0.3).trust,
         )
     yield from (digits, fedabml.prepare(images, "mlr", **QUICK), Network(nn.Linear(500, 500)), Rows.of([[0]] * 5000))
     yield from (gaussian.Samples(torch.randn(20, 5000)), gaussian.Branches(torch.randn(500), torch.randn(9, 5000)))
