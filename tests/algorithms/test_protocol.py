@@ -76,6 +76,7 @@ ALGORITHMS = {name: make(name, lr=0.1, **OPTIONS.get(name, {})) for name in REGI
     "drift control samples": FedABML(drift="control", drift_share=1.0, weights="samples", momentum=0.5, k=2, **WAVE),
     "drift server": FedABML(drift="server", average=0.5, rho=1.5, **WAVE),
     "drift server moments": FedABML(drift="server", drift_share=0.8, aggregate="moments", prior_std="learned", **WAVE),
+    "sparse labels": FedABML(label_prior="sparse", label_share=0.5, label_alpha=1.0, **WAVE),
     "own rate of the deviation": FedABML(lr_std=0.5, label_alpha=1.0, predict_samples=3, **WAVE),
 }
 
