@@ -37,7 +37,7 @@ def compare(
     finished: list[Path] | None = None,
     quiet: bool = False,
 ) -> None:
-    """Compare algorithms in one setting, with one budget and the same seeds, and count the clients that are harmed.
+    """Compare algorithms on the same data, rounds and seeds, and count the clients that each one harms.
 
     Every algorithm is trained with every seed and every client is scored. The table has means with 95% intervals over
     seeds, marks the best and those that are not significantly different from it, and counts the clients that a method

@@ -311,18 +311,19 @@ def predict(
     """Predict with a client's posterior, and report the uncertainty of each prediction.
 
     For classification the CSV has these columns: the label; a probability per class; the entropy in nats; the mutual
-    information, which is the part of the entropy that is due to the weights; and, with a label level, the surprise. The
-    mutual information is often high for inputs unlike the client's data. The surprise is above 0 for inputs that look
-    like other clients' data. For regression the columns are mean, std and model_std, all in the target's own unit, and
-    for a transformed target also the median. --quantiles adds a column for each level, such as q_0.9.
+    information, which is the part of the entropy that is due to the weights; and the surprise, if the client's own
+    label frequencies weigh its predictions (the label level). The mutual information is often high for inputs unlike
+    the client's data. The surprise is above 0 for inputs that look like other clients' data. For regression the columns
+    are mean, std and model_std, all in the target's own unit, and for a transformed target also the median. --quantiles
+    adds a column for each level, such as q_0.9.
 
     A value far outside its range can still look certain. A posterior made with --validation flags it. Its predictions
     have further columns: set, the classes that contain the truth with the stated coverage (for regression low and
     high); alarm, whether the input is unlike the client's data; distance, to the client's training data in the last
     hidden layer; and flags, which name a table's columns with unusual values. Where classes are predicted from inputs
-    without columns, such as images, strangeness raises alarms, too. It joins the angle between the features and the
-    mean features of the classes with the entropy and with the distances of a convolutional network's feature maps, and
-    is about 1 for usual inputs.
+    without columns, such as images, strangeness raises alarms, too. It is about 1 for usual inputs. It adds up
+    the entropy, the angle between the features and those of the client's own classes, and, for a network with
+    convolutions, the distances of its feature maps.
 
     A class name that a spreadsheet would run as a formula begins with an apostrophe.
 

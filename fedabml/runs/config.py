@@ -96,7 +96,7 @@ class RunConfig:
     target_transform: str | None = key(
         None, "regression: learn a positive target's log, or its Box-Cox transform (boxcox)", TARGET_TRANSFORMS
     )
-    positive_target: bool = key(False, "regression: the target is never below 0, and so is no interval")
+    positive_target: bool = key(False, "regression: neither the target nor an interval is ever below 0")
     test_share: float = key(0.2, "share of each client's table rows kept for testing")
     image_size: int | None = key(None, "resize a folder's images to N×N pixels (default: all must have one size)")
     partition: str = key(
