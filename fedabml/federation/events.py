@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -56,7 +57,10 @@ class Events:
         old = self.folder.old_events_file
         with explain_errors(old, "written"):
             old.unlink(missing_ok=True)
-            os.link(self.path, old)
+            try:
+                os.link(self.path, old)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(self.path, old)
         write(self.path, json.dumps(first, allow_nan=False) + "\n")
 
     def _ends_whole(self) -> bool:

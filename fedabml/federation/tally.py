@@ -113,7 +113,10 @@ class Tally:
         self.losses = [(whole(p[0]), number(p[1]) or 0.0) for p in pairs or () if isinstance(p, list) and len(p) == 2]
         self.scores = numbers(event.get("scores"))
         self.recent = [{name: numbers(part) for name, part in each.items()} for each in tables(event.get("recent"))]
-        self.rejected = tables(event.get("rejected"))
+        self.rejected = [
+            {"round": whole(each.get("round")), **{key: clean(each.get(key, ""), 200) for key in ("site", "reason")}}
+            for each in tables(event.get("rejected"))
+        ]
         self.reasons = Counter({clean(k, 200): whole(n) for k, n in table(event.get("reasons")).items()})
         for name, facts in table(event.get("sites")).items():
             if name in self.sites and isinstance(facts, dict):
@@ -140,10 +143,11 @@ class Tally:
     def _add_rejected(self, event: dict[str, Any], round: int) -> None:
         for each in tables(event.get("rejected")):
             facts = {key: clean(each.get(key, ""), 200) for key in ("site", "reason")}
-            self.reasons[facts["reason"]] += 1
+            times = max(1, whole(each.get("times")))
+            self.reasons[facts["reason"]] += times
             self.rejected = [*self.rejected, {"round": round, **facts}][-SHOWN:]
             if facts["site"] in self.sites:
-                self.sites[facts["site"]].rejected += 1
+                self.sites[facts["site"]].rejected += times
 
     def _add_sites(self, event: dict[str, Any], round: int) -> None:
         """Update the sites from an event about a round."""

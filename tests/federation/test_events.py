@@ -8,6 +8,7 @@ import pytest
 from fedabml.federation import events, tally
 from fedabml.federation.events import Events, read_events, read_tally
 from fedabml.federation.status import read
+from fedabml.federation.status_page import page, rejected_rows
 from tests.federation.test_status import EVIL, round_event
 from tests.federation.test_status import folder as folder
 
@@ -96,5 +97,27 @@ def test_a_damaged_tally_does_not_break_the_status(folder, key, value):
     facts = read_tally(folder).to_json() | {key: value}
     folder.events_file.write_text(json.dumps({"event": "tally", **facts}) + "\n")
     write(folder, [round_event(2)])
-    assert read(folder).rounds_done == 2
-    json.dumps(read(folder).as_json(), allow_nan=False)
+    status = read(folder)
+    assert status.rounds_done == 2
+    json.dumps(status.as_json(), allow_nan=False)
+    assert EVIL not in page(status) and all(text.isprintable() for row in rejected_rows(status) for text in row)
+
+
+def test_a_file_system_without_hard_links_keeps_the_old_file_as_a_copy(folder, monkeypatch):
+    def refuse(source, target):
+        raise OSError("no hard links")
+
+    write(folder, history(40))
+    everything = shown(folder)
+    folder.events_file.unlink()
+    monkeypatch.setattr(events, "MOST_BYTES", 3_000)
+    monkeypatch.setattr(events.os, "link", refuse)
+    write(folder, history(40))
+    assert shown(folder) == everything and folder.old_events_file.read_bytes().endswith(b"\n")
+
+
+def test_a_rejection_that_was_repeated_counts_as_often(folder):
+    rejected = [{"site": "a", "reason": "late", "times": 3}, {"site": "a", "reason": "wrong shape"}]
+    write(folder, [round_event(1, rejected=rejected)])
+    tally = read_tally(folder)
+    assert tally.reasons == {"late": 3, "wrong shape": 1} and tally.sites["a"].rejected == 4
