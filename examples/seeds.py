@@ -1,6 +1,6 @@
 """How much longer does `fedabml compare` take with three seeds than with one, on data of one's own?
 
-    python examples/seeds.py --device cuda --out results/speed/seeds.jsonl
+    python examples/seeds.py --device cuda --out results/speed/seeds/records.jsonl
 
 Twelve clients, once as a CSV table of hospitals and once as a folder of .npz files; FedABML and FedAvg + FT, a small
 network. One seed and three seeds take turns, each a command of its own; the first turn is not counted. Every command

@@ -28,8 +28,8 @@ def test_the_ratio_is_that_of_the_medians_without_the_first_turn(seeds, tmp_path
 
 
 def test_the_page_has_the_records_ratios(seeds):
-    page = (ROOT / "results/speed/seeds.md").read_text()
-    for line in seeds.ratios(ROOT / "results/speed/seeds.jsonl").splitlines():
+    page = (ROOT / "results/speed/seeds/README.md").read_text()
+    for line in seeds.ratios(ROOT / "results/speed/seeds/records.jsonl").splitlines():
         kind, ratio = line.split(":")[0], line.split()[-1]
         assert f"{ratio} for the {kind}" in page
 
