@@ -8,64 +8,11 @@ import json
 import pytest
 import torch
 
+from drills.poisons import POISONS
 from fedabml.federation.messages import Arrival
 from tests.federation.in_process import Wire, assert_equal, lead, rounds_of, set_up, simulation
 
 BAD = "site-2"
-
-
-def tensors(change):
-    return lambda reply: {"tensors": change(dict(reply.tensors))}
-
-
-def filled(name, value):
-    return tensors(lambda update: update | {name: torch.full_like(update[name], value)})
-
-
-def one_value(name, value):
-    def change(update):
-        update[name] = update[name].clone()
-        update[name][3] = value
-        return update
-
-    return tensors(change)
-
-
-POISONS = {
-    "NaN": (one_value("mean", torch.nan), "not finite"),
-    "Inf": (one_value("mean", torch.inf), "not finite"),
-    "-Inf in a log-deviation": (one_value("logstd", -torch.inf), "not finite"),
-    "1e30": (one_value("mean", 1e30), "beyond"),
-    "-1e30": (one_value("mean", -1e30), "beyond"),
-    "longer": (tensors(lambda u: u | {"mean": torch.cat([u["mean"], u["mean"][:1]])}), "shape"),
-    "another shape": (tensors(lambda u: u | {"mean": u["mean"].unsqueeze(0)}), "shape"),
-    "broadcast": (tensors(lambda u: u | {"mean": u["mean"][:1]}), "shape"),
-    "a single number": (tensors(lambda u: u | {"mean": u["mean"][0]}), "shape"),
-    "missing": (tensors(lambda u: {"mean": u["mean"]}), "lacks 'logstd'"),
-    "extra": (tensors(lambda u: u | {"\x1b[31mred": u["mean"]}), "has '?[31mred'"),
-    "empty": (tensors(lambda u: {}), "lacks"),
-    "float64": (tensors(lambda u: u | {"mean": u["mean"].double()}), "type"),
-    "int64": (tensors(lambda u: u | {"mean": u["mean"].long()}), "type"),
-    "no tensor": (tensors(lambda u: u | {"mean": [1.0] * len(u["mean"])}), "no array"),
-    "log-deviation 80": (filled("logstd", 80.0), "log-deviation"),
-    "log-deviation -80": (filled("logstd", -80.0), "log-deviation"),
-    "no samples": (lambda r: {"samples": 0}, "samples"),
-    "negative samples": (lambda r: {"samples": -5}, "samples"),
-    "very many samples": (lambda r: {"samples": 10**12}, "samples"),
-    "samples beyond 64 bits": (lambda r: {"samples": 10**40}, "samples"),
-    "half a sample": (lambda r: {"samples": 2.5}, "samples"),
-    "samples as text": (lambda r: {"samples": "9"}, "samples"),
-    "loss NaN": (lambda r: {"loss": float("nan")}, "loss"),
-    "loss Inf": (lambda r: {"loss": float("inf")}, "loss"),
-    "loss 1e308": (lambda r: {"loss": 1e308}, "loss"),
-    "loss None": (lambda r: {"loss": None}, "loss"),
-    "another federation": (lambda r: {"federation": "f" * 32}, "federation"),
-    "another card": (lambda r: {"card": "f" * 64}, "card"),
-    "another kind": (lambda r: {"kind": "prior"}, "kind"),
-    "another round": (lambda r: {"round": r.round + 1}, "late"),
-    "another attempt": (lambda r: {"attempt": 7}, "late"),
-    "its own refusal": (lambda r: {"error": "no\x1b[2J\nway\u202e" + "x" * 9000}, "refused: no?[2J way?xxx"),
-}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,295 @@
+"""Send poisoned and broken replies in a real federation: TLS, node authentication, nginx, three sites that train.
+
+    python -m drills.poison [--out results/reliability/poison.jsonl]
+    python -m drills.poison page [--out results/reliability/poison.jsonl]
+
+Site c is registered and hostile (`drills.poisoned_worker`): in every round it sends another poison. Each must be
+rejected with its reason, no process may be restarted, and at the end θ must be finite and have the bits of the
+simulator in which c took part only in rounds of honest replies. `page` writes the record as a page beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedabml.federation import operate, pids
+from fedabml.federation.folders import ServerFolder, SiteFolder
+from fedabml.federation.proxy import run_folder
+from fedabml.federation.supervisor import PIDS
+from fedabml.files.sheets import markdown_table
+from fedabml.runs.provenance import code, hardware
+
+from .deployment import counted_sites, differences, end, listed, make, rounds_done, saved_state, until
+from .pages import wrapped
+from .poisons import HONEST, PLAN, POISONS, SCAFFOLD_POISONS, SENT, read_sent
+
+OUT = Path("results/reliability/poison.jsonl")
+SITES = ("a", "b", "c")
+BAD = "c"
+TIMEOUT = 20.0  # seconds of a round
+MOST = 900.0  # seconds to wait for anything
+# Words of the reasons: of poisons that the encoded message cannot carry, so that it is refused when it is decoded...
+DECODED = {
+    "extra": "printable name",
+    "no tensor": "type that is not accepted",
+    "samples beyond 64 bits": "a whole number beyond",
+    "its own refusal": "'error' is not a text of at most",
+}
+# ... and of poisons that only exist between processes. An empty text: a missing reply is reason enough.
+WIRE = {
+    "an unknown type": "type that is not accepted",
+    "bytes missing": "bytes are missing",
+    "no JSON": "not valid JSON",
+    "NaN in the JSON": "not valid JSON",
+    "no content": "records that are not part",
+    "another's code": "code is wrong",
+    "another site's name": "code is wrong",
+    "an invented nonce": "never sent",
+    "an earlier reply again": "late: it answers round",
+    "late": "",
+    "twice": "",
+    "100 MB that repeat one part": "bytes; at most",
+    "100 MB in small parts": "",
+    "100 MB in one part": "",
+}
+WORDS = {name: words for name, (_, words) in (POISONS | SCAFFOLD_POISONS).items()} | DECODED | WIRE
+# By algorithm: its settings and the poisons. SCAFFOLD's sites keep a state, which must not follow a rejected reply.
+FEDERATIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "fedabml": ({"hyper": {"weights": "samples"}}, (*POISONS, *WIRE)),
+    "scaffold": ({}, (*SCAFFOLD_POISONS, "empty", "negative samples", "loss NaN", "another's code", "twice", "late")),
+}
+
+
+def drill(place: Path, algorithm: str, kinds: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Send poisons in a new deployment and return the record; `kinds` names them, by default all of the algorithm."""
+    chosen, usual = FEDERATIONS[algorithm]
+    chosen = {"algorithm": algorithm, "rounds": 1_000_000, "rest_rounds": 0, "max_message_mb": 8, **chosen}
+    deployment = make(place, SITES, round_timeout=TIMEOUT, **chosen)
+    folder, paths = deployment.folder, deployment.paths
+    hostile = operate.join(folder.archive(BAD), paths[BAD], place / "hostile", start_now=False)
+    plan = [each for kind in kinds or usual for each in (kind, *([HONEST] if kind in WIRE else []))]
+    supervisor = None
+    try:
+        operate.up(folder.path, {name: paths[name] for name in SITES if name != BAD})
+        supervisor = _start(hostile, place)
+        until(lambda: _counts(folder, after=0), MOST, "a round with the hostile site while it is honest")
+        facts = {"kinds": plan, "late_s": TIMEOUT + 3}
+        (hostile.run / "plan.new").write_text(json.dumps(facts), encoding="utf-8")
+        (hostile.run / "plan.new").replace(hostile.run / PLAN)
+        proxy = _watch(folder, hostile, len(plan))
+        done = rounds_done(folder)
+        again = _waited(lambda: _counts(folder, after=done))
+        restarts = {}
+        for where, path in (("", folder.run), ("hostile ", hostile.run)):
+            restarts |= {f"{where}{r.name}": r.restarts for r in pids.records(path / PIDS) if r.restarts}
+    finally:
+        found = pids.records(hostile.run / PIDS)
+        operate.down(hostile.path)
+        if supervisor is not None:
+            supervisor.terminate()
+            supervisor.wait()
+        left = [*end(folder), *pids.members(found)]
+    shutil.copytree(hostile.path, folder.path / "local" / BAD)  # so that its kept state is compared, too
+    lines = verdicts(listed(folder, "round", "repeat"), read_sent(hostile.run / SENT))
+    lines = [each | ({"proxy": proxy[each["kind"]]} if each["kind"] in proxy else {}) for each in lines]
+    wrong = differences(deployment, counted_sites(folder))
+    theta = saved_state(folder).state.shared
+    summary: dict[str, Any] = {"summary": True, "kinds": len(lines), "rounds": rounds_done(folder)}
+    summary |= {"rejected_all": all(each["rejected"] for each in lines), "theta_equal": not wrong}
+    summary |= {"differences": wrong, "finite": all(bool(torch.isfinite(v).all()) for v in theta.values())}
+    summary |= {"repeats": len(listed(folder, "repeat")), "coordinators": len(listed(folder, "start"))}
+    summary |= {"incomplete": sum(not {"a", "b"} <= set(names) for names in counted_sites(folder))}
+    summary |= {"counted_again": again, "restarts": restarts, "left_processes": len(left), "timeout_s": TIMEOUT}
+    lines = [{"algorithm": algorithm, **each} for each in [*lines, summary]]
+    return [*lines[:-1], lines[-1] | {"code": code(), "hardware": hardware(torch.device("cpu"))}]
+
+
+def _start(hostile: SiteFolder, place: Path) -> subprocess.Popen[bytes]:
+    """Start the supervisor of the hostile site, which `operate.down` ends."""
+    hostile.make()
+    root = str(Path(__file__).resolve().parents[1])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))}
+    command = [sys.executable, "-m", "drills.poisoned_worker", "supervise", str(hostile.path)]
+    with (place / "hostile.log").open("wb") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
+        )
+
+
+def _counts(folder: ServerFolder, after: int) -> bool:
+    """Return whether the hostile site's reply counted in a round after this one."""
+    return any(BAD in event["valid"] for event in listed(folder, "round") if event["round"] > after)
+
+
+def _waited(condition: Any) -> bool:
+    try:
+        return bool(until(condition, MOST, "it"))
+    except TimeoutError:
+        return False
+
+
+def _watch(folder: ServerFolder, hostile: SiteFolder, count: int) -> dict[str, str]:
+    """Wait until all orders of the plan are answered and their rounds have ended.
+
+    Returns, for the poisons during which the proxy refused requests, the statuses of these.
+    """
+    seen: dict[str, str] = {}
+    before, shown = _refusals(folder), 0
+
+    def finished() -> bool:
+        nonlocal shown, before
+        sent = read_sent(hostile.run / SENT)
+        for each in verdicts(listed(folder, "round", "repeat"), sent)[shown:]:
+            now = _refusals(folder)
+            if more := now - before:
+                seen[each["kind"]] = ", ".join(f"{status}: {number}" for status, number in sorted(more.items()))
+            print(json.dumps(each), seen.get(each["kind"], ""), flush=True)
+            before, shown = now, shown + 1
+        return len({each["nonce"] for each in sent}) >= count and rounds_done(folder) >= sent[-1]["round"]
+
+    until(finished, 2 * MOST, "the end of the plan")
+    return seen
+
+
+def _refusals(folder: ServerFolder) -> Counter[str]:
+    """Count the proxy's answers to large requests other than 200, by their status."""
+    log = run_folder(folder) / "access.log"
+    rows = [line.split(" ") for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+    return Counter(words[3] for words in rows if len(words) == 5 and words[3] != "200")
+
+
+def verdicts(events: list[dict[str, Any]], sent: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a line for every poison whose round has ended: its round, why it was rejected, and whether it was.
+
+    `events` are those of rounds and repeated rounds, `sent` the lines of the hostile worker.
+    """
+    by_round = {(event["round"], event["attempt"]): event for event in events}
+    lines = []
+    for each in {each["nonce"]: each for each in sent if each["kind"] != HONEST}.values():
+        kind, place = each["kind"], (each["round"], each["attempt"])
+        event = by_round.get(place)
+        if event is None:
+            continue
+        found = [entry for entry in event["rejected"] if entry["site"] == BAD]
+        after = f"late: it answers round {place[0]}, attempt {place[1]}"
+        found += [e for other in events for e in other["rejected"] if e["site"] == BAD and e["reason"] == after]
+        reasons = list(dict.fromkeys(entry["reason"] for entry in found))
+        if BAD in event["missing"]:
+            reasons.append("no usable reply came before the round's time-out")
+        if kind == "twice":
+            rejected = BAD in event["valid"]
+            reasons = [*reasons, f"counted once; the first was sent past the SuperNode ({each['seen']})"]
+        else:
+            rejected = BAD not in event["valid"] and any(WORDS[kind] in reason for reason in reasons)
+        line = {"kind": kind, "reason": "; ".join(reasons), "rejected": rejected, "round": place[0]}
+        times = sum(entry.get("times", 1) for entry in found)
+        lines.append(line | {"times": times, "seconds": round(sum(event["seconds"].values()), 2)})
+    return lines
+
+
+def page(record: Path) -> Path:
+    """Write the page of a record into the same folder."""
+    lines = [json.loads(text) for text in record.read_text(encoding="utf-8").splitlines()]
+    parts = [
+        _part(summary, [each for each in lines if each["algorithm"] == summary["algorithm"] and "kind" in each])
+        for summary in lines
+        if summary.get("summary")
+    ]
+    poisons = [each for each in lines if "kind" in each]
+    last = lines[-1]
+    text = (
+        "# Poisoned and broken replies\n\n"
+        "Federations on loopback: TLS, node authentication, nginx, sites a, b and c; site c is registered and hostile. "
+        "Its real SuperNode carries poisoned replies, one kind per round. The site's own secret authenticates them, "
+        f"where the kind does not say otherwise. **{sum(each['rejected'] for each in poisons)} of {len(poisons)}** "
+        "were rejected with a reason, or counted once where the site sent one reply twice.\n\n"
+        f"{''.join(parts)}"
+        "## What the columns mean\n\n"
+        "- *times*: how often the coordinator rejected a reply of this kind. A reply that cannot be decoded, or has a "
+        "wrong authentication code, may be another's work. So the order is sent again up to three times, which takes "
+        "some seconds.\n"
+        f"- *round*: seconds of the round. After a reply that answers no open order, the round waits for the right "
+        f"one until its time-out of {last['timeout_s']:.0f} s. Such a site slows rounds down until the operator "
+        "removes it.\n"
+        "- *proxy*: nginx's answers other than 200 to messages and their parts, with the number of each.\n"
+        "- A reply in another site's name that is sent over Flower as that site's is on the page "
+        "[strangers](strangers.md).\n\n"
+        f"Data: `{record.name}`. Code: {last['code']}. Machine: {last['hardware']}.\n"
+        "Reproduce: `python -m drills.poison --out FILE`, then `python -m drills.poison page --out FILE`.\n"
+    )
+    target = record.with_suffix(".md")
+    target.write_text(wrapped(text), encoding="utf-8")
+    return target
+
+
+def _part(summary: dict[str, Any], kinds: list[dict[str, Any]]) -> str:
+    """Return the page's section on one federation."""
+    rows = [
+        [
+            each["kind"],
+            each["reason"] + (f" (proxy: {each['proxy']})" if each.get("proxy") else ""),
+            str(each["times"]),
+            f"{each['seconds']:.1f}",
+            ("counted once" if each["kind"] == "twice" else "rejected") if each["rejected"] else "**not rejected**",
+        ]
+        for each in kinds
+    ]
+    return (
+        f"## {summary['algorithm']}\n\n"
+        f"{markdown_table(['reply of site c', 'reason in the events', 'times', 'round, s', 'verdict'], rows)}\n\n"
+        f"- θ after {summary['rounds']} rounds is finite: **{_yes(summary['finite'])}**. θ and the states that sites "
+        "keep have the bits of the simulator in which site c takes part only in the rounds in which its reply "
+        f"counted: **{_yes(summary['theta_equal'])}**.\n"
+        f"- Rounds in which the reply of site a or b did not count: {summary['incomplete']}. Repeated rounds: "
+        f"{summary['repeats']}.\n"
+        f"- Restarts of processes: {_restarts(summary['restarts'])}. Starts of the coordinator: "
+        f"{summary['coordinators']}. Processes left after the end: {summary['left_processes']}.\n"
+        f"- Site c counted again when it was honest after all of these: {_yes(summary['counted_again'])}.\n\n"
+    )
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _restarts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in counts.items()) or "none"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the drill or write its page. The exit code is 1 if anything was not rejected or θ differs."""
+    parser = argparse.ArgumentParser(prog="python -m drills.poison", description=__doc__)
+    parser.add_argument("what", nargs="?", choices=("run", "page"), default="run")
+    parser.add_argument("--algorithms", default=",".join(FEDERATIONS))
+    parser.add_argument("--kinds", default="", help="some kinds, separated by commas")
+    parser.add_argument("--out", type=Path, default=OUT)
+    options = parser.parse_args(arguments)
+    if options.what == "page":
+        print(page(options.out))
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the federation is ended, too
+    lines: list[dict[str, Any]] = []
+    for algorithm in options.algorithms.split(","):
+        with tempfile.TemporaryDirectory(prefix="drill") as place:
+            lines += drill(Path(place), algorithm, tuple(filter(None, options.kinds.split(","))))
+        print(json.dumps(lines[-1]), flush=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
+    summaries = [each for each in lines if each.get("summary")]
+    return 0 if all(each[name] for each in summaries for name in ("rejected_all", "theta_equal", "finite")) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
