@@ -42,7 +42,7 @@ TIMEOUT = 20.0  # seconds of a round
 MOST = 900.0  # seconds to wait for anything
 # Words of the reasons: of poisons that the encoded message cannot carry, so that it is refused when it is decoded...
 DECODED = {
-    "extra": "printable name",
+    "extra with control characters": "printable name",
     "no tensor": "type that is not accepted",
     "samples beyond 64 bits": "a whole number beyond",
     "its own refusal": "'error' is not a text of at most",
@@ -65,21 +65,20 @@ WIRE = {
     "100 MB in one part": "",
 }
 WORDS = {name: words for name, (_, words) in (POISONS | SCAFFOLD_POISONS).items()} | DECODED | WIRE
-# By algorithm: its settings and the poisons. SCAFFOLD's sites keep a state, which must not follow a rejected reply.
-FEDERATIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "fedabml": ({"hyper": {"weights": "samples"}}, (*POISONS, *WIRE)),
-    "scaffold": ({}, (*SCAFFOLD_POISONS, "empty", "negative samples", "loss NaN", "another's code", "twice", "late")),
+# The poisons by algorithm. SCAFFOLD's sites keep a state, which must not follow a rejected reply.
+FEDERATIONS: dict[str, tuple[str, ...]] = {
+    "fedabml": (*POISONS, *WIRE),
+    "scaffold": (*SCAFFOLD_POISONS, "empty", "negative samples", "loss NaN", "another's code", "twice", "late"),
 }
 
 
 def drill(place: Path, algorithm: str, kinds: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Send poisons in a new deployment and return the record; `kinds` names them, by default all of the algorithm."""
-    chosen, usual = FEDERATIONS[algorithm]
-    chosen = {"algorithm": algorithm, "rounds": 1_000_000, "rest_rounds": 0, "max_message_mb": 8, **chosen}
-    deployment = make(place, SITES, round_timeout=TIMEOUT, **chosen)
+    chosen = {"algorithm": algorithm, "hyper": {"weights": "samples"}, "rounds": 1_000_000, "rest_rounds": 0}
+    deployment = make(place, SITES, round_timeout=TIMEOUT, max_message_mb=8, **chosen)
     folder, paths = deployment.folder, deployment.paths
     hostile = operate.join(folder.archive(BAD), paths[BAD], place / "hostile", start_now=False)
-    plan = [each for kind in kinds or usual for each in (kind, *([HONEST] if kind in WIRE else []))]
+    plan = [each for kind in kinds or FEDERATIONS[algorithm] for each in (kind, *([HONEST] if kind in WIRE else []))]
     supervisor = None
     try:
         operate.up(folder.path, {name: paths[name] for name in SITES if name != BAD})
@@ -214,7 +213,9 @@ def page(record: Path) -> Path:
         "Federations on loopback: TLS, node authentication, nginx, sites a, b and c; site c is registered and hostile. "
         "Its real SuperNode carries poisoned replies, one kind per round. The site's own secret authenticates them, "
         f"where the kind does not say otherwise. **{sum(each['rejected'] for each in poisons)} of {len(poisons)}** "
-        "were rejected with a reason, or counted once where the site sent one reply twice.\n\n"
+        "did not count, or counted once where the site sent one reply twice. For "
+        f"{sum(each['kind'] != 'twice' and not each['times'] for each in poisons)} of them the events list no "
+        "rejection, but the site as missing: nothing complete had reached the coordinator.\n\n"
         f"{''.join(parts)}"
         "## What the columns mean\n\n"
         "- *times*: how often the coordinator rejected a reply of this kind. A reply that cannot be decoded, or has a "
@@ -223,7 +224,9 @@ def page(record: Path) -> Path:
         f"- *round*: seconds of the round. After a reply that answers no open order, the round waits for the right "
         f"one until its time-out of {last['timeout_s']:.0f} s. Such a site slows rounds down until the operator "
         "removes it.\n"
-        "- *proxy*: nginx's answers other than 200 to messages and their parts, with the number of each.\n"
+        "- *proxy*: nginx's answers other than 200 to messages and their parts since the row before, with the number "
+        "of each. 413: a part is too large. 503: the site has used up its bytes of the round.\n"
+        "- *no usable reply came before the round's time-out*: the events list the site as missing.\n"
         "- A reply in another site's name that is sent over Flower as that site's is on the page "
         "[strangers](strangers.md).\n\n"
         f"Data: `{record.name}`. Code: {last['code']}. Machine: {last['hardware']}.\n"
@@ -256,7 +259,8 @@ def _part(summary: dict[str, Any], kinds: list[dict[str, Any]]) -> str:
         f"{summary['repeats']}.\n"
         f"- Restarts of processes: {_restarts(summary['restarts'])}. Starts of the coordinator: "
         f"{summary['coordinators']}. Processes left after the end: {summary['left_processes']}.\n"
-        f"- Site c counted again when it was honest after all of these: {_yes(summary['counted_again'])}.\n\n"
+        f"- Site c counted again when it was honest after all of these: {_yes(summary['counted_again'])}.\n"
+        f"{'- ' + summary['note'] + chr(10) if summary.get('note') else ''}\n"
     )
 
 
@@ -280,13 +284,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(page(options.out))
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the federation is ended, too
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     lines: list[dict[str, Any]] = []
     for algorithm in options.algorithms.split(","):
         with tempfile.TemporaryDirectory(prefix="drill") as place:
             lines += drill(Path(place), algorithm, tuple(filter(None, options.kinds.split(","))))
         print(json.dumps(lines[-1]), flush=True)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
+        options.out.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
     summaries = [each for each in lines if each.get("summary")]
     return 0 if all(each[name] for each in summaries for name in ("rejected_all", "theta_equal", "finite")) else 1
 
