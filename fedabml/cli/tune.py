@@ -74,8 +74,11 @@ def tune(
         trials (N): Trained federations per algorithm and seed. [default: 16]
         seeds (A,B,C): Which seeds, not how many; their mean decides. The seed after the largest confirms the winner.
             Use other seeds for the test. [default: 100]
-        measure (WORD): The deciding measure: accuracy, nll, auroc, average_precision, balanced_accuracy, f1 or brier;
-            for regression rmse, nll, mae or pinball. [default: accuracy or rmse; ties: nll]
+        measure (WORD): The deciding measure: accuracy, nll, ece, classwise_ece, brier, auroc, auroc_pooled,
+            average_precision, balanced_accuracy, f1, accuracy_pooled or accuracy_worst_decile; for two classes also
+            recall, precision or sensitivity; for several answers per row also exact_match; for regression rmse, nll,
+            mae, pinball, coverage (the nearest to 90%), rmse_pooled or coverage_pooled.
+            [default: accuracy or rmse; ties: nll]
         batch (N): Trials that are chosen and trained together: more is faster, fewer learn more from each other.
             [default: 8]
         grid (NAME=A,B,C): Search these values (of one algorithm: fedprox.mu=0.1,1) and no others; a range such as

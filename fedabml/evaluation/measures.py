@@ -60,9 +60,12 @@ class Measure:
         return _FORMATS[self.unit](value)
 
     def distance(self, value: float) -> float:
-        """Return how far a value is from the target, up to a constant: the lowest distance is the best value."""
+        """Return how far a value is from the target, up to a constant: the lowest distance is the best value.
+
+        A likelihood of densities may be above 1, so an NLL may be below 0: lower is better there, too.
+        """
         assert self.target is not None
-        return -value if self.target == HIGHER else abs(value - self.target)
+        return -self.better * value if self.better else abs(value - self.target)
 
 
 def percent(value: float) -> str:
@@ -167,13 +170,17 @@ COMPARED = {
     "sequence": ("accuracy", "exact_match", "nll", "ece", "brier"),
 }
 DECISIONS = ("auroc", "f1", "recall")  # further columns of a comparison where there are two classes
-# The measures that `tune` may decide by.
+# The measures that `tune` may decide by: all that a summary has and that say which of two models is better.
+_OF_ANSWERS = ("nll", "ece", "classwise_ece", "brier", "auroc", "auroc_pooled", "average_precision",
+               "balanced_accuracy", "f1", "recall", "precision", "sensitivity", "accuracy_pooled",
+               "accuracy_worst_decile")  # fmt: skip
 TUNED = {
-    "classification": ("accuracy", "nll", "auroc", "average_precision", "balanced_accuracy", "f1", "brier"),
-    "regression": ("rmse", "nll", "mae", "pinball"),
-    "multilabel": ("accuracy", "exact_match", "nll", "auroc", "average_precision", "f1", "brier"),
-    "sequence": ("accuracy", "exact_match", "nll", "balanced_accuracy", "f1", "brier"),
+    "classification": ("accuracy", *_OF_ANSWERS),
+    "regression": ("rmse", "nll", "mae", "pinball", "coverage", "rmse_pooled", "coverage_pooled"),
+    "multilabel": ("accuracy", "exact_match", *_OF_ANSWERS),
+    "sequence": ("accuracy", "exact_match", *_OF_ANSWERS),
 }
+TWO_CLASSES = ("recall", "precision", "sensitivity")  # measures of the positive class, which more classes do not have
 # The pooled measure that stands for a mean over clients where many clients have too few rows to be judged alone.
 POOLED = {"accuracy": "accuracy_pooled", "rmse": "rmse_pooled", "coverage": "coverage_pooled"}
 
@@ -181,3 +188,17 @@ POOLED = {"accuracy": "accuracy_pooled", "rmse": "rmse_pooled", "coverage": "cov
 def main_measure(task: str) -> str:
     """Return the key of the measure by which models of a task are judged first."""
     return COMPARED[task][0]
+
+
+def tuning_measures(task: str, classes: int) -> tuple[str, ...]:
+    """Return the keys of the measures that `tune` may decide by; the first one is the default.
+
+    With more than two classes there is no positive class. A task with several labels has one in every label.
+    """
+    several = task in ("classification", "sequence") and classes > 2
+    return tuple(key for key in TUNED[task] if not (several and key in TWO_CLASSES))
+
+
+def client_measure(key: str) -> str:
+    """Return the measure of a single client that a measure of all clients is made of: `auroc` of `auroc_pooled`."""
+    return key.removesuffix("_pooled").removesuffix("_worst_decile")

@@ -35,6 +35,7 @@ class Cell:
     """A run to do: the row of the table that it belongs to, its configuration, and the personal options to score.
 
     After the rounds of `curve` it is scored, too. A `study` may have other data, other clients and other questions.
+    `measure`, if given, is recorded for every client beside the usual measures; it is no part of the identity.
     """
 
     label: str
@@ -42,6 +43,7 @@ class Cell:
     personal: tuple[Table, ...] = ({},)
     curve: tuple[int, ...] = ()
     study: Study | None = None
+    measure: str | None = None
 
     @property
     def identity(self) -> str:

@@ -244,7 +244,8 @@ def _score(
             }
         for number in sorted(outcomes):
             for scores_of, cell, outcome in zip(scores, cells, outcomes[number], strict=True):
-                scores_of.append(_score_of(cell.personal[number], outcome, len(cell.personal) == 1, name))
+                columns = dict.fromkeys((*MEASURES, *filter(None, [cell.measure]))) if len(cell.personal) == 1 else ()
+                scores_of.append(_score_of(cell.personal[number], outcome, tuple(columns), name))
     return scores
 
 
@@ -263,15 +264,15 @@ def _part_callbacks(cell: Cell, weights: Sequence[float], on_round: OnRound) -> 
         begin += weight * unit
 
 
-def _score_of(personal: Table, outcome: Evaluation | TrainingError, with_clients: bool, on: str) -> Score:
-    """Return the score of an evaluation; `with_clients` adds those of every client, and the reliability."""
+def _score_of(personal: Table, outcome: Evaluation | TrainingError, columns: Sequence[str], on: str) -> Score:
+    """Return the score of an evaluation; `columns`, if any, adds these of every client, and the reliability."""
     if isinstance(outcome, TrainingError):
         return Score(personal, {}, {}, str(outcome), on)
-    if not with_clients:
+    if not columns:
         return Score(personal, outcome.summary, {}, on=on)
     clients = {
         name: [None if math.isnan(v) else round(float(v), 5) for v in outcome.clients[name]]
-        for name in MEASURES
+        for name in columns
         if name in outcome.clients
     }
     bins = outcome.details.get("reliability", [])

@@ -27,7 +27,7 @@ from torch import nn
 from ..algorithms.hyper import Range
 from ..data import Federation
 from ..errors import InputError
-from ..evaluation.measures import MEASURES
+from ..evaluation.measures import MEASURES, client_measure
 from ..runs.config import RunConfig, Table
 from .cell import Cell, Result
 from .ledger import Ledger
@@ -182,7 +182,7 @@ class Search:
                 value, nll = (_mean([score.summary.get(key) for score in scores]) for key in (measure, "nll"))
                 if math.isfinite(value) and math.isfinite(nll):
                     # Beyond six digits a difference is rounding, and the NLL decides.
-                    rank = (round(MEASURES[measure].better * value, 6), -nll)
+                    rank = (round(-MEASURES[measure].distance(value), 6), -nll)
                     personal = scores[0].personal
                     scored.append(replace(failed, personal=personal, value=value, nll=nll, rank=rank, error=None))
         return max(scored, key=lambda trial: trial.rank, default=failed)
@@ -218,7 +218,7 @@ class Search:
     def confirmation(self, trial: Trial) -> tuple[Cell, Cell]:
         """Return the cells of a trial on the second seed: with validation rows held out, and with all training rows."""
         config = self._config(trial.searched).with_changes(seed=self.second_seed)
-        held_out = self._cell(config, (trial.personal,))
+        held_out = replace(self._cell(config, (trial.personal,)), measure=client_measure(trial.measure))
         all_rows = config.with_changes(validation=0.0)
         return held_out, replace(held_out, config=all_rows, study=AllTraining(self.study or PLAIN))
 
@@ -260,9 +260,11 @@ def _clear_loss(measure: str, result: Result, other: Result) -> str | None:
 
     Where a ledger does not hold every client's value of the measure, the NLL is compared.
     """
-    measure = measure if measure in result.scores[0].clients else "nll"
+    measure = client_measure(measure)
+    measure = measure if all(measure in each.scores[0].clients for each in (result, other)) else "nll"
     pairs = zip(result.scores[0].clients[measure], other.scores[0].clients[measure], strict=True)
-    gains = [MEASURES[measure].better * (a - b) for a, b in pairs if a is not None and b is not None]
+    distance = MEASURES[measure].distance
+    gains = [distance(b) - distance(a) for a, b in pairs if a is not None and b is not None]
     if len(gains) < 2 or statistics.fmean(gains) >= -3 * statistics.stdev(gains) / math.sqrt(len(gains)):
         return None
     value, least = (one_result.scores[0].summary[measure] for one_result in (result, other))

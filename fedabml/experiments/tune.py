@@ -26,7 +26,7 @@ from ..arguments import checked_integer
 from ..data.once import reading_once
 from ..engine.processes import with_folder_lock
 from ..errors import InputError, nearest, shortened
-from ..evaluation.measures import TUNED
+from ..evaluation.measures import TUNED, TWO_CLASSES, tuning_measures
 from ..evaluation.scoring import check_rows
 from ..files.paths import write
 from ..files.sealed import sealed_text
@@ -152,10 +152,14 @@ def tune(
     run, held = _without_algorithm(config), _held_values(config, fixed or {}, algorithms or list(REGISTRY))
     grid = _checked_grid(values or {}, held)
     fed = _data(run.with_changes(seed=seeds[0]), study or PLAIN, callbacks.download)
-    known = TUNED[fed.task]
+    known = tuning_measures(fed.task, fed.classes)
     if measure is not None and measure not in known:
         words = f"{', '.join(known[:-1])} or {known[-1]}"
-        raise InputError(f"Tuning a {fed.task} is decided by {words}; the measure is '{measure}'.")
+        why = ""
+        if measure in TWO_CLASSES and measure in TUNED[fed.task]:
+            why = f" The data have {fed.classes} classes, and {measure} is of the positive one of two."
+            why += " The mean recall of all classes is balanced_accuracy." if measure == "recall" else ""
+        raise InputError(f"Tuning a {fed.task} is decided by {words}; the measure is '{measure}'.{why}")
     measure = measure or known[0]
     start = presets.layer(preset, run.dataset) if preset else {}
     searches: dict[str, Search] = {}

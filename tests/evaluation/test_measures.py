@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from torch import nn
 
-from fedabml.evaluation.measures import COMPARED, MEASURES, POOLED, decimals, duration, main_measure, size
+import fedabml
+from fedabml.evaluation.measures import (
+    COMPARED,
+    MEASURES,
+    POOLED,
+    decimals,
+    duration,
+    main_measure,
+    size,
+    tuning_measures,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,3 +49,28 @@ def test_every_measure_that_is_compared_is_declared() -> None:
     assert {key for keys in COMPARED.values() for key in keys} | {*POOLED, *POOLED.values()} <= set(MEASURES)
     assert all(key == measure.key for key, measure in MEASURES.items())
     assert (main_measure("classification"), main_measure("regression")) == ("accuracy", "rmse")
+
+
+def test_a_likelihood_of_densities_may_be_above_one() -> None:
+    assert min((-2.0, -1.0, 0.5), key=MEASURES["nll"].distance) == -2.0
+
+
+@pytest.mark.parametrize(("task", "classes"), [("classification", 2), ("classification", 3), ("regression", 0),
+                                               ("multilabel", 2), ("sequence", 2), ("sequence", 3)])  # fmt: skip
+def test_tune_offers_every_measure_of_a_summary_that_has_a_direction(task: str, classes: int) -> None:
+    random = np.random.default_rng(0)
+    shape = (40, 2) if task in ("multilabel", "sequence") else (40,)
+
+    def rows() -> tuple[np.ndarray, np.ndarray]:
+        y = random.integers(0, classes, shape) if classes else random.normal(size=shape)
+        return random.normal(size=(40, 3)).astype("float32"), y
+
+    fed = fedabml.Federation.from_arrays([rows(), rows()], [rows(), rows()], task=task)
+    steps = nn.Sequential(nn.Linear(3, 2 * max(classes, 1)), nn.Unflatten(1, (2, max(classes, 1))))
+    model = steps if task == "sequence" else nn.Linear(3, classes or 1)
+    summary = fedabml.train(fed, model, fedabml.FedAvg(), rounds=1, epochs=1, device="cpu").summary
+    scored = {key for key in MEASURES.keys() & summary.keys() if MEASURES[key].target is not None}
+    of_models = {key for key in scored if not key.startswith("prior") and not key.endswith("_last10")}
+    of_models = {key for key in of_models if MEASURES[key].unit in ("percent", "number")}
+    offered = tuning_measures(task, classes)
+    assert set(offered) == of_models and offered[0] == main_measure(task)

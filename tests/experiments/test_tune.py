@@ -385,8 +385,48 @@ def test_a_regression_goes_by_its_rmse(tmp_path):
     best = found.best("fedavg-ft", 2)
     assert found.measure == "rmse" and best[0].value <= best[1].value
     assert tomllib.loads(found.file.read_text())["data"] == str(tmp_path / "sites")
-    with pytest.raises(InputError, match="is decided by rmse, nll, mae or pinball; the measure is 'accuracy'"):
+    words = "is decided by rmse, nll, mae, pinball, coverage, rmse_pooled or coverage_pooled; the measure is 'accuracy'"
+    with pytest.raises(InputError, match=words):
         tune(config, ["fedavg-ft"], "other", trials=2, measure="accuracy")
+    found = tune(config, ["fedavg-ft"], "covered", trials=3, measure="coverage", fixed=HELD)
+    assert found.best("fedavg-ft")[0].value == min(
+        (t.value for t in found.trials["fedavg-ft"]), key=lambda v: abs(v - 0.9)
+    )
+
+
+def rare_outcome(folder):
+    """Write four sites, of whose rows about a sixth are positive."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    for i in range(4):
+        x = rng.normal(size=(200, 3)).astype("float32")
+        y = (x[:, 0] + rng.normal(size=200) > 1.3).astype(int)
+        np.savez(folder / f"{i}.npz", x_train=x[:150], y_train=y[:150], x_test=x[150:], y_test=y[150:])
+    return SMALL.with_changes(data=str(folder), clients=100, participation=1.0, validation=0.3)
+
+
+def test_recall_and_accuracy_choose_other_settings(tmp_path):
+    """The search and its confirmation go by the measure; by the NLL, the step size that finds most would be refused."""
+    config, grid = rare_outcome(tmp_path / "sites"), {"lr": [0.01, 0.1, 1.0]}
+    chosen = {}
+    for measure in ("accuracy", "recall", "classwise_ece"):
+        found = tune(config, ["fedavg"], measure, trials=3, measure=measure, values=grid)
+        (best,) = found.best("fedavg")
+        target = min if measure == "classwise_ece" else max
+        assert best.value == target(t.value for t in found.trials["fedavg"])
+        chosen[measure] = best.searched["lr"]
+        confirmed = [r for r in Ledger(f"{measure}/cells.jsonl").results.values() if r.seed == 101]
+        assert confirmed and all(len(r.scores[0].clients[measure]) == 4 for r in confirmed)
+    assert chosen == {"accuracy": 1.0, "recall": 0.01, "classwise_ece": 1.0}
+
+
+def test_a_measure_of_two_classes_is_refused_for_more():
+    with pytest.raises(
+        InputError, match=r"10 classes, and recall is .* The mean recall of all classes is balanced_acc"
+    ):
+        tune(SMALL, ["fedavg"], "out", trials=1, measure="recall")
+    with pytest.raises(InputError, match=r"decided by accuracy, nll, ece, classwise_ece, .* is 'specificity'"):
+        tune(SMALL, ["fedavg"], "out", trials=1, measure="specificity")
 
 
 @pytest.mark.parametrize(
