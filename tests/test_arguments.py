@@ -129,6 +129,7 @@ def calls(t):
     run = {"fed": fed, "model": "mlr", "algorithm": fedabml.FedAvg(personal_epochs=1), **t["quick"], "batch_size": 5}
     run |= {"seed": 0, "dtype": "float32", "chunk": 2, "compile": False, "likelihood": fedabml.Categorical(2)}
     run |= {"model_options": {}, "pretrained": None, "class_weights": "balanced", "train": "all", "lora_rank": 4}
+    run |= {"specificity": 0.95}
     weights = {"class_weights": [1, 2], "calibration": "none"}
     scoring = {"evaluate": True, "eval_every": 0, "eval_clients": 2, "eval_all": True, "split": "test", "out": None}
     scoring |= {"resume": False, "extra": {}, "on_start": lambda setup, sim: None, "on_round": lambda line: None}

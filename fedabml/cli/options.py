@@ -32,7 +32,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     LEARNING: (
         *("algorithm", "model", "pretrained", "train", "lora_rank", "rounds", "participation", "epochs", "batch_size"),
         *("lr", "noise", "learn_noise", "noise_by_input", "class_weights"),
-        *("seed", "evaluate", "eval_every", "eval_clients", "eval_all"),
+        *("seed", "evaluate", "eval_every", "eval_clients", "eval_all", "specificity"),
     ),
     MACHINE: ("device", "dtype", "backend", "chunk", "compile"),
 }

@@ -12,7 +12,7 @@ import typer
 
 from ..engine import processes
 from ..errors import InputError
-from ..evaluation.measures import MEASURES, size
+from ..evaluation.measures import MEASURES, at_specificity, size
 from ..models import is_folder
 from ..runs import request
 from ..runs.config import RunConfig, saved_config
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..runs.train import Run
 
 # Keys that may change when a run is resumed: its length, its scoring, and where its data are (their hash is checked).
-FREE = {"rounds", "evaluate", "eval_every", "eval_clients", "eval_all", "data", "data_dir", "pretrained"}
+FREE = {"rounds", "evaluate", "eval_every", "eval_clients", "eval_all", "specificity", "data", "data_dir", "pretrained"}
 
 STOPPED = "stopped"  # the processes of a run report this event once
 
@@ -180,7 +180,8 @@ def describe(summary: dict[str, Any]) -> str:
 # The rows of the scores, by their keys in `evaluation.measures`.
 ROWS = (
     *("accuracy_pooled", "accuracy", "accuracy_worst_decile", "exact_match", "rmse_pooled", "rmse"),
-    *("nll", "ece", "brier", "auroc", "balanced_accuracy", "f1", "recall", "precision", "mae", "coverage_pooled"),
+    *("nll", "ece", "brier", "auroc", "balanced_accuracy", "f1", "recall", "precision", "sensitivity"),
+    *("mae", "coverage_pooled"),
 )
 # The columns of the scores: their headings, and the prefixes of the summary's keys.
 MODELS = {"personalised": "", "prior + label level": "prior_level_", "prior": "prior_", "base rate": "base_"}
@@ -192,7 +193,8 @@ def scores(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
     scored = {key for key, value in summary.items() if value is not None}
     models = {head: start for head, start in MODELS.items() if start in ("", "prior_") or f"{start}nll" in scored}
-    measures, small = {key: MEASURES[key].name for key in ROWS}, summary.get("clients_small", 0)
+    level, small = summary.get("specificity"), summary.get("clients_small", 0)
+    measures = {key: at_specificity(MEASURES[key], level).name for key in ROWS}
     values = dict(summary)
     if small and "accuracy_worst_decile_large" in summary:
         measures["accuracy_worst_decile"] += f" of {FEW_ROWS} rows or more"

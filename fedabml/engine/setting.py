@@ -41,6 +41,7 @@ class Setting:
     epochs: int = 1  # of a client in a round
     participation: float = 1.0  # the share of clients in a round
     identities: tuple[int, ...] | None = None  # what clients' keys are made of; None: their numbers in the federation
+    specificity: float = 0.9  # at which the sensitivity of two classes is scored
 
     def __post_init__(self) -> None:
         require_chosen(self.algorithm)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-SPECIFICITY = 0.9  # at which sensitivity is reported
+SPECIFICITY = 0.9  # at which sensitivity is reported by default
 BINS = 15  # of calibration errors, as is customary
 SMALL = 50  # rows below which a client gets intervals
 RESAMPLES = 500  # of a client's rows, for the interval of its AUROC
@@ -25,7 +25,9 @@ Scores = tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]
 """Measures by client, pooled measures, and details."""
 
 
-def report(probs: np.ndarray, y: np.ndarray, owner: np.ndarray, counts: np.ndarray) -> Scores:
+def report(
+    probs: np.ndarray, y: np.ndarray, owner: np.ndarray, counts: np.ndarray, specificity: float = SPECIFICITY
+) -> Scores:
     """Return all measures of this module: by client, pooled over all samples, and the confusion matrix.
 
     `owner` [n] ascends. `counts` [clients, classes] are the labels that each client trained on: they give the base
@@ -34,10 +36,11 @@ def report(probs: np.ndarray, y: np.ndarray, owner: np.ndarray, counts: np.ndarr
     """
     clients, classes = counts.shape
     label, one_owner = probs.argmax(1), np.zeros(len(y), int)
-    pooled: dict[str, Any] = {f"{k}_pooled": v[0] for k, v in decision_measures(probs, y, one_owner, 1).items()}
+    together = decision_measures(probs, y, one_owner, 1, specificity)
+    pooled: dict[str, Any] = {f"{name}_pooled": value[0] for name, value in together.items()}
     by_client: dict[str, np.ndarray] = {}
     if clients <= MOST_CLIENTS:
-        by_client = decision_measures(probs, y, owner, clients) | base_rate(y, owner, counts)
+        by_client = decision_measures(probs, y, owner, clients, specificity) | base_rate(y, owner, counts)
         # A client's own calibration error is biased upwards by its few samples; the pooled one is the headline.
         pooled["classwise_ece"] = pooled["classwise_ece_pooled"]
         by_client |= _intervals(probs, y, label == y, owner, clients)
@@ -146,14 +149,17 @@ def base_regression(
     return {"base_rmse": rmse, "base_nll": np.bincount(owner, nll, len(clients)) / size}
 
 
-def decision_measures(probs: np.ndarray, y: np.ndarray, owner: np.ndarray, clients: int) -> dict[str, np.ndarray]:
+def decision_measures(
+    probs: np.ndarray, y: np.ndarray, owner: np.ndarray, clients: int, specificity: float = SPECIFICITY
+) -> dict[str, np.ndarray]:
     """Return the measures of each client [clients] from probabilities [n, classes] and labels [n].
 
-    Recall, precision and sensitivity are those of the positive class, so they exist for two classes alone.
+    Recall, precision and sensitivity are those of the positive class, so they exist for two classes alone. Sensitivity
+    is the largest recall of any threshold whose specificity, the share of negative samples below it, is high enough.
     """
     classes = probs.shape[1]
     positive = range(classes) if classes > 2 else (1,)
-    ranked = [_ranking(probs[:, c], y == c, owner, clients, SPECIFICITY) for c in positive]
+    ranked = [_ranking(probs[:, c], y == c, owner, clients, specificity) for c in positive]
     recall, precision, f1 = rates(*class_counts(probs.argmax(1), y, owner, clients, classes))
     measures = {
         "auroc": mean([curve["auroc"] for curve in ranked]),

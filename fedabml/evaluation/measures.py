@@ -6,7 +6,7 @@ it in `evaluation.client_scores`, or in `evaluation.decisions` for ranks and thr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 HIGHER, LOWER = float("inf"), 0.0  # targets of measures without a best value of their own
@@ -132,8 +132,11 @@ MEASURES = {
                 "share of the positive samples that are found", "percent", HIGHER, 1),
         Measure("precision", "precision", "precision of the positive class, mean over clients",
                 "share of the samples predicted positive that are", "percent", HIGHER, 1),
-        Measure("sensitivity", "sensitivity", "sensitivity at a specificity of 90% or more, mean over clients",
-                "share of the positive samples found with at most 10% false alarms", "percent", HIGHER, 1),
+        Measure("sensitivity", "sensitivity", "sensitivity at the chosen specificity, mean over clients",
+                "share of the positive samples found with as few false alarms as chosen", "percent", HIGHER, 1),
+        Measure("specificity", "specificity", "specificity at which sensitivity is scored",
+                "least share of the negative samples without a false alarm, at which sensitivity is scored",
+                "percent", None, 1),
         Measure("classwise_ece", "class-wise ECE", "class-wise calibration error",
                 "calibration error of every class's probability, averaged over classes; 0 is best"),
         Measure("mae", "MAE", "mean absolute error", "mean absolute error, mean over clients", digits=4),
@@ -169,7 +172,7 @@ COMPARED = {
     "multilabel": ("accuracy", "exact_match", "nll", "ece", "brier"),
     "sequence": ("accuracy", "exact_match", "nll", "ece", "brier"),
 }
-DECISIONS = ("auroc", "f1", "recall")  # further columns of a comparison where there are two classes
+DECISIONS = ("auroc", "f1", "recall", "sensitivity")  # further columns of a comparison where there are two classes
 # The measures that `tune` may decide by: all that a summary has and that say which of two models is better.
 _OF_ANSWERS = ("nll", "ece", "classwise_ece", "brier", "auroc", "auroc_pooled", "average_precision",
                "balanced_accuracy", "f1", "recall", "precision", "sensitivity", "accuracy_pooled",
@@ -202,3 +205,14 @@ def tuning_measures(task: str, classes: int) -> tuple[str, ...]:
 def client_measure(key: str) -> str:
     """Return the measure of a single client that a measure of all clients is made of: `auroc` of `auroc_pooled`."""
     return key.removesuffix("_pooled").removesuffix("_worst_decile")
+
+
+def at_specificity(measure: Measure, specificity: float | None) -> Measure:
+    """Return the measure in words that name the level of specificity, if it is sensitivity; others as they are."""
+    if measure.key != "sensitivity" or specificity is None:
+        return measure
+    name = f"sensitivity at a specificity of {100 * specificity:g}% or more, mean over clients"
+    alarms = f"{100 * (1 - specificity):.6g}%"
+    return replace(
+        measure, name=name, meaning=f"share of the positive samples found with at most {alarms} false alarms"
+    )

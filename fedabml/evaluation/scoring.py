@@ -219,12 +219,14 @@ def _score_run(
     if not entry.brief and _kind(cohort) is Regression:
         values |= decisions.base_regression(y, owner, fed.y[fed.train.index], fed.train.owner, scored)
     elif not entry.brief:
-        several = _kind(cohort) is MultiPrediction
+        several, specificity = _kind(cohort) is MultiPrediction, cohort.setting.specificity
         decided, decided_pooled, decided_details = (
-            structured.decide(personal, y, owner, fed, scored)
+            structured.decide(personal, y, owner, fed, scored, specificity)
             if several
-            else decisions.report(personal.probs, y, owner, fed.label_counts()[scored])
+            else decisions.report(personal.probs, y, owner, fed.label_counts()[scored], specificity)
         )
+        if "sensitivity_pooled" in decided_pooled:
+            decided_pooled["specificity"] = specificity
         values, pooled, details = values | decided, pooled | decided_pooled, details | decided_details
     summary |= {k: _mean(v) for k, v in values.items() if k not in summary and not k.endswith(ENDS)} | pooled
     summary |= {"clients_scored": len(scored), "clients_small": int(small.sum())}

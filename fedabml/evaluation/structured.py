@@ -94,7 +94,12 @@ class MultiPrediction:
 
 
 def decide(
-    p: MultiPrediction, y: np.ndarray, owner: np.ndarray, fed: Federation, clients: np.ndarray
+    p: MultiPrediction,
+    y: np.ndarray,
+    owner: np.ndarray,
+    fed: Federation,
+    clients: np.ndarray,
+    specificity: float = decisions.SPECIFICITY,
 ) -> decisions.Scores:
     """Return the measures of `decisions`; those of several labels are means over labels, with details of each.
 
@@ -104,12 +109,13 @@ def decide(
     if fed.task == "sequence":
         flat, labels, owners = p.flat(y, owner)
         counts = _counts(fed.y[index], trainer, fed.clients, fed.classes)[clients]
-        return decisions.report(flat.probs, labels, owners, counts)
+        return decisions.report(flat.probs, labels, owners, counts, specificity)
     reports = []
     for j in range(y.shape[1]):
         answered = y[:, j] >= 0
         counts = _counts(fed.y[index, j : j + 1], trainer, fed.clients, 2)[clients]
-        reports.append(decisions.report(p.probs[answered, j], y[answered, j], owner[answered], counts))
+        rows = p.probs[answered, j], y[answered, j], owner[answered]
+        reports.append(decisions.report(*rows, counts, specificity))
     by_client = {
         name: decisions.mean([values.get(name, np.full(len(clients), np.nan)) for values, _, _ in reports])
         for name in reports[0][0]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..data.rows import FEW_ROWS
+from ..evaluation.decisions import SPECIFICITY
 from ..evaluation.measures import Measure, size
 from ..files.paths import write
 from ..files.sealed import write_json
@@ -138,6 +139,9 @@ def explained(comparison: Comparison, lead: bool = False) -> list[str]:
             f"{FEW_ROWS} {data} rows, so chance decides their own measures. Pooled: every row counts alike{rest}. "
             "Order and marks go by the mean over clients."
         )
+    if any(column.key == "sensitivity" for column in comparison.columns):
+        level = comparison.rows[0].config.specificity or SPECIFICITY
+        lines.append(f"Sensitivity is at a specificity of {100 * level:g}% or more.")
     if rivals := sum(row.lead is not None for row in comparison.rows):
         lines.append(_test(comparison, rivals))
         if lead:

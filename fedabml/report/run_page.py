@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..data.rows import FEW_ROWS
-from ..evaluation.measures import MEASURES, Measure
+from ..evaluation.measures import MEASURES, Measure, at_specificity
 from . import figures, thin, unseen
 from .canvas import PAGE
 from .page import Cell, Figure, PageData, Row, Section, Table, Tile, document
@@ -17,13 +17,14 @@ from .read import Run
 
 MISSING, TOO_FEW = "–", "too few test rows"
 _TILES = (
-    *("accuracy", "exact_match", "rmse", "nll", "ece", "recall", "coverage_pooled", "accuracy_worst_decile"),
-    *("prior_accuracy", "prior_rmse", "prior_level_accuracy", "traffic", "seconds"),
+    *("accuracy", "exact_match", "rmse", "nll", "ece", "recall", "sensitivity", "coverage_pooled"),
+    *("accuracy_worst_decile", "prior_accuracy", "prior_rmse", "prior_level_accuracy", "traffic", "seconds"),
 )
 _SAMPLES = {"n_train": "Train", "n_val": "Validation", "n_test": "Test"}
 _CLIENT_MEASURES = (
     *("accuracy", "exact_match", "prior_accuracy", "prior_level_accuracy", "rmse", "prior_rmse"),
-    *("auroc", "f1", "recall", "nll", "ece", "brier", "mae", "coverage", "entropy", "mutual_information"),
+    *("auroc", "average_precision", "balanced_accuracy", "f1", "recall", "sensitivity", "nll", "ece", "brier"),
+    *("mae", "coverage", "entropy", "mutual_information"),
 )
 _LABEL_MEASURES = ("auroc", "average_precision", "f1", "recall", "precision", "classwise_ece")
 MOST_LABELS = 200  # rows of the table of labels
@@ -108,6 +109,7 @@ def _tiles(run: Run) -> Section:
         if key in always or (key in _TILES and run.number(key) is not None):
             value = _formatted(run, measure)
             css_class = "lead" if key == run.metric else "words" if value == TOO_FEW else ""
+            measure = at_specificity(measure, run.number("specificity"))
             meaning = measure.meaning + f" with at least {FEW_ROWS} {run.split} rows" * _of_large(run, key)
             tiles.append(Tile(measure.title, value, meaning, css_class))
     return Section(tiles=tiles, notes=_small_note(run))
@@ -192,7 +194,8 @@ def _client_table(run: Run, several: bool, limit: int) -> Table:
             "others. The file clients.csv holds every client."
         )
     head = ["Client", *(_SAMPLES.get(key) or MEASURES[key].title for key in keys)]
-    hints = ["", *("" if key in _SAMPLES else MEASURES[key].name for key in keys)]
+    level = run.number("specificity")
+    hints = ["", *("" if key in _SAMPLES else at_specificity(MEASURES[key], level).name for key in keys)]
     return Table(head, rows, hints, fold=f"Table of {count}{seeds}" + f": {run.name}" * several, notes=notes)
 
 

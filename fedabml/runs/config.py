@@ -62,7 +62,7 @@ _USER_DATA_KEYS = ("data", "task", "image_size", *TABLE_KEYS, *_TARGET_KEYS)
 DATA_KEYS = (*_DATASET_KEYS, *_USER_DATA_KEYS, "partition", "partition_seed", "drop_small")  # which data, and whose
 _TRAIN_KEYS = (
     *("rounds", "participation", "epochs", "batch_size", "seed", "device", "dtype", "backend", "chunk", "compile"),
-    *("model_options", "pretrained", "class_weights", "train", "lora_rank"),
+    *("model_options", "pretrained", "class_weights", "train", "lora_rank", "specificity"),
 )  # the keywords of `train`
 
 
@@ -152,6 +152,10 @@ class RunConfig:
     eval_every: int = key(0, "also score the clients every N rounds (0: only at the end)")
     eval_clients: int | None = key(None, "number of clients scored every eval_every rounds (default: all, up to 10000)")
     eval_all: bool = key(True, "score every client at the end, even with eval_clients")
+    specificity: float | None = key(
+        None,
+        "two classes: least share of negative rows without a false alarm at which sensitivity is scored (default: 0.9)",
+    )
     data_dir: str | None = key(None, "folder of datasets (default: $FEDABML_DATA, or ~/.cache/fedabml/data)")
 
     def __post_init__(self) -> None:
@@ -352,7 +356,7 @@ class RunConfig:
         elif self.noise_by_input:
             raise InputError("noise_by_input is for a regression, but the targets are classes. Leave it out.")
         values = {name: getattr(self, name) for name in _TRAIN_KEYS}
-        defaults = [name for name in ("train", "lora_rank") if values[name] is None]
+        defaults = [name for name in ("train", "lora_rank", "specificity") if values[name] is None]
         return {name: v for name, v in values.items() if name not in defaults} | {"likelihood": likelihood}
 
 

@@ -77,6 +77,7 @@ def prepare(
     class_weights: str | Sequence[float] | None = None,
     train: str = "all",
     lora_rank: int = 8,
+    specificity: float = 0.9,
 ) -> Setup:
     """Check everything that a run needs, and decide where and how it will run. The arguments are those of `train`."""
     algorithm = FedABML() if algorithm is None else algorithm
@@ -92,6 +93,8 @@ def prepare(
             f"participation is the share of clients in a round, above 0 and at most 1; it is {participation!r}."
         )
     participation = float(participation)
+    if not 0 < specificity <= 1:
+        raise InputError(f"specificity is a share, above 0 and at most 1, such as 0.95; it is {specificity!r}.")
     likelihood = _fitting(likelihood, fed)
     if class_weights is not None:
         likelihood = likelihoods.weighted(likelihood, class_weights, fed.label_counts("train").sum(0).tolist())
@@ -113,7 +116,9 @@ def prepare(
     lane = lane_bytes(network, algorithm, width, raw[0].size, arithmetic.vectors.itemsize)
     chunk = chunk_of(lane, target, fed.clients) if chunk is None else chunk
     cohort = Cohort(
-        Setting(algorithm, network, likelihood, fed, batch_size, seed, epochs, participation),
+        Setting(
+            algorithm, network, likelihood, fed, batch_size, seed, epochs, participation, specificity=float(specificity)
+        ),
         Place(
             target, arithmetic.vectors, arithmetic.network, backend, chunk, workers, compile,
             coarse=dtype in COARSE, channels_last=way.channels_last,
@@ -147,6 +152,7 @@ def prepare(
         **machine,
         **({} if compile is False else {"compile": "auto" if compile is None else True}),
         **({"code": code} if code else {}),
+        **({} if specificity == 0.9 else {"specificity": float(specificity)}),
         **({} if train == "all" else {"train": train, **({"lora_rank": lora_rank} if train == "lora" else {})}),
         "partition_hash": fed.hash,
         "weights": _fingerprint(network),

@@ -53,7 +53,7 @@ CARD = (
 )
 # Keys that may change when a run is resumed: its length, its scoring, and what is only recorded.
 PERSONAL = ("personal_epochs", "personal_lr", "predict_samples")
-FREE = {"rounds", "eval_every", "eval_clients", "eval_all", "split"}
+FREE = {"rounds", "eval_every", "eval_clients", "eval_all", "split", "specificity"}
 FREE |= {"run", "command", "versions", "fedabml", "processes", "launch", "workers"}
 FREE |= {f"algorithm.hyper.{name}" for name in PERSONAL}
 
@@ -146,6 +146,7 @@ def train(
     class_weights: str | Sequence[float] | None = None,
     train: str = "all",
     lora_rank: int = 8,
+    specificity: float = 0.9,
     extra: dict[str, Any] | None = None,
     on_start: Callable[[Setup, Simulation], None] | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
@@ -166,7 +167,9 @@ def train(
     With `evaluate` every client is personalised and scored at the end. With `eval_every` N, `eval_clients` clients (by
     default all, up to 10,000; the same ones every time) are scored every N rounds; without `eval_all` only these are
     scored at the end. `split` names the rows to score on: `val`, `test`, or `auto` for the validation rows if there are
-    any (the test rows are then never read) and the test rows otherwise.
+    any (the test rows are then never read) and the test rows otherwise. Of two classes, `sensitivity` is scored at this
+    `specificity`: the largest share of positive rows that is found while this share of negative rows, or more, causes
+    no false alarm.
 
     With `out` the run writes a folder, with a checkpoint and a line of train.log every round. `resume=True` continues
     the run there; the result is bit-equal to that of an uninterrupted run. `compile` compiles the steps with
@@ -188,7 +191,7 @@ def train(
         fed, model, algorithm, rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size,
         seed=seed, device=device, dtype=dtype, backend=backend, chunk=chunk, compile=compile, likelihood=likelihood,
         model_options=model_options, pretrained=pretrained, class_weights=class_weights, workers=workers, train=train,
-        lora_rank=lora_rank,
+        lora_rank=lora_rank, specificity=specificity,
     )  # fmt: skip
     setup = _agreed(world, setup, chunk)
     cohort = setup.cohort

@@ -43,6 +43,22 @@ def test_two_classes_are_scikit_learn_s(seed, ties):
         assert ours["balanced_accuracy"][client] == pytest.approx(metrics.balanced_accuracy_score(t, label))
 
 
+# Twenty negatives with scores .01 … .20, and positives at .30, .195, .185, .175 and .05. With `a` false alarms allowed,
+# the lowest threshold lies just above the negative that ranks a + 1.
+@pytest.mark.parametrize(
+    ("specificity", "alarms", "found"),
+    [(1.0, 0, 1), (0.95, 1, 2), (0.94, 1, 2), (0.9, 2, 3), (0.8, 4, 4), (0.1, 18, 5)],
+)
+def test_sensitivity_at_a_chosen_specificity_by_hand(specificity, alarms, found):
+    score = np.r_[np.arange(1, 21) / 100, 0.30, 0.195, 0.185, 0.175, 0.05]
+    y = np.repeat([0, 1], [20, 5])
+    highest_left_out = np.sort(score[y == 0])[-alarms - 1]
+    assert (score[y == 1] > highest_left_out).sum() == found
+    probs, counts = np.stack([1 - score, score], 1), np.array([[20, 5]])
+    by_client, pooled, _ = report(probs, y, np.zeros(25, int), counts, specificity)
+    assert by_client["sensitivity"].tolist() == [pooled["sensitivity_pooled"]] == [found / 5]
+
+
 @pytest.mark.parametrize("classes", [3, 5])
 def test_several_classes_are_macro_averages(classes):
     probs, y, owner, clients = drawn(classes, 5)

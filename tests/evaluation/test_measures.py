@@ -11,6 +11,7 @@ from fedabml.evaluation.measures import (
     COMPARED,
     MEASURES,
     POOLED,
+    at_specificity,
     decimals,
     duration,
     main_measure,
@@ -74,3 +75,9 @@ def test_tune_offers_every_measure_of_a_summary_that_has_a_direction(task: str, 
     of_models = {key for key in of_models if MEASURES[key].unit in ("percent", "number")}
     offered = tuning_measures(task, classes)
     assert set(offered) == of_models and offered[0] == main_measure(task)
+
+
+def test_sensitivity_names_its_specificity() -> None:
+    chosen = at_specificity(MEASURES["sensitivity"], 0.975)
+    assert "a specificity of 97.5% or more" in chosen.name and "at most 2.5% false alarms" in chosen.meaning
+    assert at_specificity(MEASURES["recall"], 0.975) is MEASURES["recall"]

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import itertools
+import json
 import math
 import shlex
 import sys
@@ -626,3 +627,41 @@ def test_whatever_is_searched_changes_something(name):
 def test_a_step_size_that_follows_lr_is_searched_from_lr(name, step):
     search = Search(SMALL.with_changes(algorithm=name), {}, [100], 8)
     assert search.start[step] == search.config.algorithm_object().lr
+
+
+def test_a_chosen_specificity_reaches_files_pages_and_searches(tmp_path, monkeypatch):
+    """Train, compare and tune score sensitivity at the level; summary.json, table and page name it."""
+    monkeypatch.chdir(tmp_path)
+    config = rare_outcome(tmp_path / "sites")
+    words = shlex.split("--data sites --model mlr --rounds 2 --participation 1 --epochs 1 --device cpu --lr 1")
+    found = {}
+    for level in (0.9, 0.5):
+        said = run("train", *words, "--algorithm", "fedavg", "--specificity", level, "--out", f"run{level}").stdout
+        assert f"a specificity of {100 * level:.0f}% or more" in " ".join(said.split())
+        summary = json.loads((tmp_path / f"run{level}/summary.json").read_text())
+        found[level] = summary["sensitivity"]
+        assert summary["specificity"] == level
+        assert (
+            f"found with at most {100 - 100 * level:.0f}% false alarms"
+            in (tmp_path / f"run{level}/report.html").read_text()
+        )
+    assert found[0.9] < found[0.5]
+    fed = config.with_changes(validation=0.0).federation()
+    options = {"rounds": 2, "participation": 1.0, "epochs": 1, "device": "cpu"}
+    again = fedabml.train(fed, "mlr", fedabml.FedAvg(lr=1, personal_epochs=0), specificity=0.5, **options)
+    assert again.summary["sensitivity"] == pytest.approx(found[0.5])
+    resumed = run("train", "--resume", "--out", "run0.9", "--specificity", 0.5).stdout
+    assert "a specificity of 50% or more" in " ".join(resumed.split())
+    more = shlex.split("--algorithms fedavg,local --seeds 1 --specificity 0.5 --out table --quiet")
+    run("compare", *words, *more)
+    table = (tmp_path / "table/table.md").read_text()
+    assert "sensitivity %" in table and "Sensitivity is at a specificity of 50% or more." in table
+    strict, loose = (
+        tune(config.with_changes(specificity=level), ["fedavg"], f"tuned{level}", trials=1, measure="sensitivity")
+        for level in (None, 0.5)
+    )
+    assert strict.trials["fedavg"][0].value < loose.trials["fedavg"][0].value
+    usual, chosen = (Cell("fedavg", config.with_changes(specificity=level)).identity for level in (None, 0.5))
+    assert '"specificity":' not in usual and '"specificity": 0.5' in chosen
+    with pytest.raises(InputError, match=r"specificity is a share, above 0 and at most 1, such as 0\.95; it is 95"):
+        fedabml.train(fed, "mlr", specificity=95)
