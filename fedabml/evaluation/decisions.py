@@ -17,8 +17,10 @@ import numpy as np
 SPECIFICITY = 0.9  # at which sensitivity is reported by default
 BINS = 15  # of calibration errors, as is customary
 SMALL = 50  # rows below which a client gets intervals
-RESAMPLES = 500  # of a client's rows, for the interval of its AUROC
-MOST_RESAMPLED = 500  # small clients up to which AUROC gets intervals: resampling takes 5 ms each
+RESAMPLES = 500  # of a client's rows, for the intervals of its measures
+MOST_RESAMPLED = 500  # small clients up to which measures get bootstrap intervals: resampling takes 8 ms each
+LEAST_RESAMPLED = 5  # rows of each class that a client needs for bootstrap intervals
+BOOTSTRAPPED = ("auroc", "average_precision", "balanced_accuracy", "f1", "recall")
 MOST_CLIENTS = 20_000  # up to which every client is measured; beyond it, only the pooled samples are
 MOST_CLASSES = 100  # up to which the confusion matrix is reported
 Scores = tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]
@@ -32,7 +34,7 @@ def report(
 
     `owner` [n] ascends. `counts` [clients, classes] are the labels that each client trained on: they give the base
     rate, the score of a model that knows nothing but these counts. Clients with fewer than `SMALL` samples get 95%
-    intervals of their accuracy and, of two classes, their AUROC (`accuracy_low`, `accuracy_high`, …).
+    intervals of their accuracy and, of two classes, of `BOOTSTRAPPED` (`accuracy_low`, `accuracy_high`, …).
     """
     clients, classes = counts.shape
     label, one_owner = probs.argmax(1), np.zeros(len(y), int)
@@ -65,12 +67,12 @@ def _intervals(
     low, high = wilson(np.bincount(owner, correct, clients)[small], size[small])
     ends["accuracy_low"][small], ends["accuracy_high"][small] = low, high
     if probs.shape[1] == 2 and len(small) <= MOST_RESAMPLED:
-        ends |= {f"auroc_{end}": np.full(clients, np.nan) for end in ("low", "high")}
+        ends |= {f"{key}_{end}": np.full(clients, np.nan) for key in BOOTSTRAPPED for end in ("low", "high")}
         first = np.cumsum(size) - size
         for client in small:
             rows = slice(first[client], first[client] + size[client])
-            area = bootstrap_auroc(probs[rows, 1], y[rows] == 1, seed=int(client))
-            ends["auroc_low"][client], ends["auroc_high"][client] = area
+            for key, both in bootstrap(probs[rows], y[rows], seed=int(client)).items():
+                ends[f"{key}_low"][client], ends[f"{key}_high"][client] = both
     return ends
 
 
@@ -89,16 +91,20 @@ def auroc(score: np.ndarray, positive: np.ndarray) -> float:
     return float(_ranking(score, positive, owner, 1, SPECIFICITY)["auroc"][0])
 
 
-def bootstrap_auroc(score: np.ndarray, positive: np.ndarray, seed: int = 0) -> tuple[float, float]:
-    """Return the ends of the 95% bootstrap interval of an AUROC; NaN with fewer than five samples of either class."""
-    n = len(score)
-    if min(positive.sum(), n - positive.sum()) < 5:
-        return np.nan, np.nan
+def bootstrap(probs: np.ndarray, y: np.ndarray, seed: int = 0) -> dict[str, tuple[float, float]]:
+    """Return the ends of the 95% percentile intervals of `BOOTSTRAPPED` for one client's rows, of two classes.
+
+    The rows [n, 2] are drawn n times with replacement, `RESAMPLES` times over, and each draw is measured. Draws without
+    a class, in which a measure is not defined, do not count. All ends are NaN with fewer than `LEAST_RESAMPLED` rows of
+    either class: draws from so few do not show how much the measures vary.
+    """
+    n = len(y)
+    if min((y == 0).sum(), (y == 1).sum()) < LEAST_RESAMPLED:
+        return dict.fromkeys(BOOTSTRAPPED, (np.nan, np.nan))
     rows = np.random.default_rng(seed).integers(0, n, RESAMPLES * n)
-    sample = np.repeat(np.arange(RESAMPLES), n)
-    areas = _ranking(score[rows], positive[rows], sample, RESAMPLES, SPECIFICITY)["auroc"]
-    low, high = np.nanquantile(areas, (0.025, 0.975))
-    return float(low), float(high)
+    draws = _decided(probs[rows], y[rows], np.repeat(np.arange(RESAMPLES), n), RESAMPLES, SPECIFICITY)
+    ends = {key: np.nanquantile(draws[key], (0.025, 0.975)) for key in BOOTSTRAPPED}
+    return {key: (float(low), float(high)) for key, (low, high) in ends.items()}
 
 
 def _listed(values: np.ndarray) -> list[float | None]:
@@ -157,6 +163,14 @@ def decision_measures(
     Recall, precision and sensitivity are those of the positive class, so they exist for two classes alone. Sensitivity
     is the largest recall of any threshold whose specificity, the share of negative samples below it, is high enough.
     """
+    errors = [_ece(probs[:, c], y == c, owner, clients) for c in range(probs.shape[1])]
+    return _decided(probs, y, owner, clients, specificity) | {"classwise_ece": mean(errors)}
+
+
+def _decided(
+    probs: np.ndarray, y: np.ndarray, owner: np.ndarray, clients: int, specificity: float
+) -> dict[str, np.ndarray]:
+    """Return the measures of ranks and decisions of each client, without those of calibration."""
     classes = probs.shape[1]
     positive = range(classes) if classes > 2 else (1,)
     ranked = [_ranking(probs[:, c], y == c, owner, clients, specificity) for c in positive]
@@ -166,7 +180,6 @@ def decision_measures(
         "average_precision": mean([curve["average_precision"] for curve in ranked]),
         "balanced_accuracy": mean(recall.T),
         "f1": mean(f1.T[list(positive)]),
-        "classwise_ece": mean([_ece(probs[:, c], y == c, owner, clients) for c in range(classes)]),
     }
     if classes == 2:
         measures |= {"recall": recall[:, 1], "precision": precision[:, 1], "sensitivity": ranked[0]["sensitivity"]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ..evaluation.measures import MEASURES, Measure, at_specificity
 from . import figures, thin, unseen
 from .canvas import PAGE
 from .page import Cell, Figure, PageData, Row, Section, Table, Tile, document
-from .read import Run
+from .read import Client, Run
 
 MISSING, TOO_FEW = "–", "too few test rows"
 _TILES = (
@@ -177,8 +177,7 @@ def _client_table(run: Run, several: bool, limit: int) -> Table:
     formats = {key: MEASURES[key].format if key in MEASURES else "{:.0f}".format for key in keys}
     for i in listed:
         client = run.clients[i]
-        values = [(key, client.values.get(key)) for key in keys]
-        cells = [Cell(MISSING if value is None else formats[key](value), value) for key, value in values]
+        cells = [Cell(_with_interval(client, key, formats[key]), client.values.get(key)) for key in keys]
         rows.append(Row([Cell(client.name + " °" * run.small(client), i), *cells]))
     count = f"{len(run.clients):,} client{'s' * (len(run.clients) != 1)}"
     clients_per_seed = run.fact("clients")  # in a comparison of several seeds: the clients of one seed
@@ -188,6 +187,8 @@ def _client_table(run: Run, several: bool, limit: int) -> Table:
         else ""
     )
     notes = [*_small_note(run), *_chance(run)]
+    if any(client.values.get(f"{key}_low") is not None for client in run.clients for key in keys):
+        notes.append("Parentheses hold 95% intervals over rows: Wilson's of accuracy, bootstrap ones of the others.")
     if len(listed) < len(run.clients):
         notes.append(
             f"The table shows {len(listed):,} of {count}: the worst-off, the best-off and a random sample of the "
@@ -197,6 +198,14 @@ def _client_table(run: Run, several: bool, limit: int) -> Table:
     level = run.number("specificity")
     hints = ["", *("" if key in _SAMPLES else at_specificity(MEASURES[key], level).name for key in keys)]
     return Table(head, rows, hints, fold=f"Table of {count}{seeds}" + f": {run.name}" * several, notes=notes)
+
+
+def _with_interval(client: Client, key: str, form: Callable[[float], str]) -> str:
+    """Format a client's measure, with its 95% interval in parentheses where it has one."""
+    value, low, high = (client.values.get(key + end) for end in ("", "_low", "_high"))
+    if value is None:
+        return MISSING
+    return form(value) if low is None or high is None else f"{form(value)} ({form(low)}–{form(high)})"
 
 
 def _label_tables(run: Run, several: bool) -> list[Table]:

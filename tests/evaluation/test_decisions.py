@@ -5,9 +5,10 @@ import pytest
 from sklearn import metrics
 
 from fedabml.evaluation.decisions import (
+    BOOTSTRAPPED,
     base_rate,
     base_regression,
-    bootstrap_auroc,
+    bootstrap,
     class_counts,
     decision_measures,
     rates,
@@ -135,13 +136,63 @@ def test_intervals_of_small_clients():
     np.testing.assert_allclose(low, [0.8389, 0.2993], atol=1e-4)  # as scipy's binomtest(…).proportion_ci("wilson")
     np.testing.assert_allclose(high, [1.0, 0.7007], atol=1e-4)
     random = np.random.default_rng(0)
-    score, positive = random.random(40), np.repeat([True, False], 20)
-    low, high = bootstrap_auroc(score, positive)
-    area = metrics.roc_auc_score(positive, score)
+    score, y = random.random(40), np.repeat([1, 0], 20)
+    low, high = bootstrap(two(score), y)["auroc"]
+    area = metrics.roc_auc_score(y, score)
     assert low < area < high
     # The standard error of an AUROC near one half, with 20 samples of each class: sqrt(41 / (12 · 400)).
     assert high - low == pytest.approx(2 * 1.96 * np.sqrt(41 / 4800), rel=0.25)
-    assert np.isnan(bootstrap_auroc(score, np.arange(40) < 4)).all()
+    assert np.isnan([*bootstrap(two(score), np.arange(40) < 4).values()]).all()
+
+
+def two(score):
+    """The probabilities of two classes from that of the second."""
+    return np.stack([1 - score, score], 1)
+
+
+def test_bootstrap_intervals_have_their_analytic_width():
+    """Half of 24 positives and of 24 negatives are right: a recall of 1/2 with the error sqrt(1/4 / 24)."""
+    y, score = np.repeat([0, 1], 24), np.tile([0.2, 0.8], 24)
+    ends, error = bootstrap(two(score), y), np.sqrt(0.25 / 24)
+    for key, deviation in {"recall": error, "balanced_accuracy": error / np.sqrt(2)}.items():
+        low, high = ends[key]
+        assert (low + high) / 2 == pytest.approx(0.5, abs=0.03)
+        assert high - low == pytest.approx(2 * 1.96 * deviation, rel=0.12)
+    assert set(bootstrap(two(y * 0.8 + 0.1), y).values()) == {(1.0, 1.0)}  # every draw of perfect answers is perfect
+
+
+def test_bootstrap_intervals_are_quantiles_of_scikit_learn_s_measures(monkeypatch):
+    monkeypatch.setattr("fedabml.evaluation.decisions.RESAMPLES", 60)
+    random = np.random.default_rng(4)
+    y = np.repeat([0, 1], [20, 12])
+    score = np.clip(random.random(32) + 0.2 * y, 0, 1)
+    draws = np.random.default_rng(7).integers(0, 32, (60, 32))
+    functions = {
+        "auroc": lambda t, p: metrics.roc_auc_score(t, p),
+        "average_precision": lambda t, p: metrics.average_precision_score(t, p),
+        "balanced_accuracy": lambda t, p: metrics.balanced_accuracy_score(t, p > 0.5),
+        "f1": lambda t, p: metrics.f1_score(t, p > 0.5),
+        "recall": lambda t, p: metrics.recall_score(t, p > 0.5),
+    }
+    ends = bootstrap(two(score), y, seed=7)
+    assert ends.keys() == functions.keys()
+    for key, function in functions.items():
+        values = [function(y[rows], score[rows]) for rows in draws]
+        np.testing.assert_allclose(ends[key], np.quantile(values, (0.025, 0.975)))
+
+
+def test_a_client_s_intervals_are_the_same_every_time_and_in_every_company():
+    probs, y, owner, _ = drawn(2, 3, clients=12)
+    all_of_them, again = (report(probs, y, owner, np.ones((12, 2)))[0] for _ in range(2))
+    few = owner < 2
+    alone = report(probs[few], y[few], owner[few], np.ones((2, 2)))[0]
+    for key in BOOTSTRAPPED:
+        for end in (f"{key}_low", f"{key}_high"):
+            assert all_of_them[end].tolist() == again[end].tolist() and not np.isnan(again[end]).any()
+            assert all_of_them[end][:2].tolist() == alone[end].tolist()
+        assert (all_of_them[f"{key}_low"] <= all_of_them[key]).all() and (
+            all_of_them[key] <= again[f"{key}_high"]
+        ).all()
 
 
 def test_a_report_has_all_of_it():
@@ -155,7 +206,7 @@ def test_a_report_has_all_of_it():
     assert details["confusion"] == metrics.confusion_matrix(y, probs.argmax(1)).tolist()
     assert details["recall_by_class"][1] == pytest.approx(metrics.recall_score(y, probs.argmax(1)))
     assert pooled["classwise_ece"] == pooled["classwise_ece_pooled"]
-    for key in ("accuracy_low", "auroc_high"):
+    for key in ("accuracy_low", "auroc_high", "f1_low", "recall_high", "balanced_accuracy_low"):
         assert np.isnan(by_client[key]).tolist() == (~small).tolist()
 
 

@@ -427,3 +427,15 @@ def test_the_prior_is_shown_with_and_without_the_label_level(make_run: MakeRun, 
     assert 'title="accuracy of the prior + label level">Prior + label level</button>' in page
     plain, _ = page_of(write([make_run("plain")], tmp_path / "r.html"))
     assert "label level" not in plain and "accuracy of the prior alone" in plain
+
+
+def test_a_small_client_s_measure_has_its_interval(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("small")
+    head, first, *others = (run / "clients.csv").read_text().splitlines()
+    more = "f1,f1_low,f1_high"
+    lines = [f"{head},{more}", f"{first},0.5,0.25,0.75", *(f"{line},0.625,," for line in others)]
+    (run / "clients.csv").write_text("\n".join(lines) + "\n")
+    page = page_of(write([run], tmp_path / "r.html"))[0]
+    assert page.count("0.500 (0.250–0.750)") == 1 and "0.625 (" not in page and "0.625" in page
+    assert "Parentheses hold 95% intervals over rows" in page
+    assert "Parentheses hold" not in page_of(write([make_run("plain")], tmp_path / "r.html"))[0]
