@@ -117,16 +117,21 @@ def test_a_folder_that_cannot_be_written_to_costs_no_estimate(monkeypatch):
 def test_an_estimate_is_near_what_a_run_takes(name):
     """Recorded steps, of three minibatches, of two phases; both on the same machine in the same moments."""
     fed = federation([300] * 20, features=20)
-    words = {"rounds": 2, "participation": 0.5, "epochs": 3, "batch_size": 10, "device": "cpu", "backend": "vmap"}
+    words = {"rounds": 6, "participation": 0.5, "epochs": 3, "batch_size": 10, "device": "cpu", "backend": "vmap"}
+
+    def seconds(sim):
+        start = time.perf_counter()
+        sim.step()
+        return time.perf_counter() - start
+
     ratios = []
     near = lambda: 0.55 < np.median(ratios) < 1.7
     while len(ratios) < 3 or (len(ratios) < 15 and not near()):  # others may be at work on the machine
         setup = fedabml.prepare(fed, "mlp", fedabml.algorithms.make(name), **words)
         sim = Simulation(setup.cohort)
         sim.step()
-        expected, start = forecast.estimate(setup, scored=0).round, time.perf_counter()
-        sim.step()
-        ratios.append(expected / (time.perf_counter() - start))
+        expected = forecast.estimate(setup, scored=0).round
+        ratios.append(expected / min(seconds(sim) for _ in range(4)))  # the least disturbed round
     assert near(), ratios
 
 
