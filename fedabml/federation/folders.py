@@ -87,7 +87,7 @@ class _Folder:
 
     @property
     def prior_file(self) -> Path:
-        """The newest prior."""
+        """The file of the newest prior."""
         return self.state / "prior.safetensors"
 
     def check(self) -> Self:
