@@ -180,7 +180,7 @@ def calls(t):
     paper |= {"data_dir": None, "progress": False}
     return {
         "train": (fedabml.train, run | scoring),
-        "prepare": (fedabml.prepare, run | {"workers": None}),
+        "prepare": (fedabml.prepare, run | {"workers": None, "channels_last": None}),
         "from_arrays": (fedabml.Federation.from_arrays, arrays | told),
         "from_datasets": (fedabml.Federation.from_datasets, sets | told),
         "from_owners": (fedabml.Federation.from_owners, owned | told),

@@ -93,7 +93,7 @@ def _save() -> None:
 
 def _stop_threads(threads: int) -> None:
     stopped = [stop() for stop in _at_return]
-    if any(stopped):  # worker threads have set torch's number of threads for all later ones
+    if any(stopped) or torch.get_num_threads() != threads:  # worker threads have set the number for all later ones
         torch.set_num_threads(threads)
 
 

@@ -13,12 +13,12 @@ graph, compiled) → `client` (one client's round, for many at once) → the alg
     checkpoint    the state between two rounds · client_states: what clients keep
     processes     torch.distributed · exchange: what processes send each other in a round
     programs      functions of tensors that are captured, compiled or recorded
-    minibatches, samples, augment, loss, noise      what a step reads and computes
+    minibatches, samples, augment, loss, noise, label_level      what a step reads and computes
     autotune, compiling, diagnose                   how to run, and why a module cannot
 
 One client's round and one server's step are callable alone, with the same keys and minibatches as in a simulation:
 
-    cohort = Cohort(Setting(algorithm, network, likelihood, federation, batch_size, seed), Place(device, dtype))
+    cohort = fedabml.prepare(federation, "mlp", algorithm).cohort       # or Cohort(Setting(...), Place(...)) by hand
     state = initial_state(algorithm, cohort.network)
     lanes = Lanes.in_round(cohort, state.shared, [client], round)
     result = client_round(lanes, initial_kept(lanes), epochs)           # ClientResult: update, kept, losses; a row each

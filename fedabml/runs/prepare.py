@@ -71,6 +71,7 @@ def prepare(
     chunk: int | None = None,
     compile: bool | None = None,
     workers: int | None = None,
+    channels_last: bool | None = None,
     likelihood: Likelihood | None = None,
     model_options: dict[str, Any] | None = None,
     pretrained: str | os.PathLike[str] | None = None,
@@ -79,7 +80,11 @@ def prepare(
     lora_rank: int = 8,
     specificity: float = 0.9,
 ) -> Setup:
-    """Check everything that a run needs, and decide where and how it will run. The arguments are those of `train`."""
+    """Check everything that a run needs, and decide where and how it will run.
+
+    The arguments are those of `train`, with two more that are otherwise measured: `workers`, the threads of a CPU that
+    have clients of their own, and `channels_last`, how images lie in memory.
+    """
     algorithm = FedABML() if algorithm is None else algorithm
     if fed.task != "classification" and algorithm.label_prior != "none":
         algorithm = dataclasses.replace(algorithm, label_prior="none")  # no single label that has a prior
@@ -112,6 +117,7 @@ def prepare(
     likelihood.check(_probed(network, probe, torch.as_tensor(raw)))
     way, note = backend_of(backend, network.to("cpu", torch.float32), probe, target)
     backend, workers = way.backend, way.workers if workers is None else workers
+    channels_last = way.channels_last if channels_last is None else channels_last
     width = min(batch_size, int(fed.train.counts.max()))
     lane = lane_bytes(network, algorithm, width, raw[0].size, arithmetic.vectors.itemsize)
     chunk = chunk_of(lane, target, fed.clients) if chunk is None else chunk
@@ -121,7 +127,7 @@ def prepare(
         ),
         Place(
             target, arithmetic.vectors, arithmetic.network, backend, chunk, workers, compile,
-            coarse=dtype in COARSE, channels_last=way.channels_last,
+            coarse=dtype in COARSE, channels_last=channels_last,
         ),
     )  # fmt: skip
     notes = [*algorithm.notes(), *(text for text in (note, unscaled, made.note) if text), *_notes(cohort)]
@@ -139,6 +145,8 @@ def prepare(
     spec = made.spec
     code = algorithms.digest_of(algorithm) | ({spec["name"]: spec["code"]} if spec and "code" in spec else {})
     machine = {"device": str(target), "dtype": dtype, "backend": backend, "chunk": chunk, "workers": workers}
+    if target.type == "cpu":
+        machine |= {"threads": torch.get_num_threads(), "channels_last": channels_last}
     config = {
         "fedabml": __version__,
         "algorithm": {"name": algorithms.name_of(algorithm), "hyper": algorithm.values()},

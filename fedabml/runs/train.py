@@ -54,7 +54,11 @@ CARD = (
 # Keys that may change when a run is resumed: its length, its scoring, and what is only recorded.
 PERSONAL = ("personal_epochs", "personal_lr", "predict_samples")
 FREE = {"rounds", "eval_every", "eval_clients", "eval_all", "split", "specificity"}
-FREE |= {"run", "command", "versions", "fedabml", "processes", "launch", "workers"}
+FREE |= {"run", "command", "versions", "fedabml", "processes", "launch"}
+# What decides the bits of a machine's results, but not the results: a resumed run takes over what the folder records.
+EXECUTION = ("workers", "threads", "channels_last")
+FREE |= {*EXECUTION}
+MAX_THREADS = 1024  # a number above it is no machine's, and torch may fail to start so many
 FREE |= {f"algorithm.hyper.{name}" for name in PERSONAL}
 
 
@@ -184,14 +188,16 @@ def train(
     """
     world = processes()
     folder = Folder(Path(out)) if out is not None else None
-    device, workers = world.device_name(device), None
+    device, execution = world.device_name(device), dict.fromkeys(EXECUTION)
     if folder and resume:
-        backend, chunk, workers = world.decide(partial(_settings_at_start, folder.path, backend, chunk))
+        backend, chunk, execution = world.decide(partial(_settings_at_start, folder.path, backend, chunk))
+    if (threads := execution.pop("threads")) is not None:
+        torch.set_num_threads(threads)  # products of matrices may differ in the last bit for another number
     setup = prepare(
         fed, model, algorithm, rounds=rounds, participation=participation, epochs=epochs, batch_size=batch_size,
         seed=seed, device=device, dtype=dtype, backend=backend, chunk=chunk, compile=compile, likelihood=likelihood,
-        model_options=model_options, pretrained=pretrained, class_weights=class_weights, workers=workers, train=train,
-        lora_rank=lora_rank, specificity=specificity,
+        model_options=model_options, pretrained=pretrained, class_weights=class_weights, train=train,
+        lora_rank=lora_rank, specificity=specificity, **execution,
     )  # fmt: skip
     setup = _agreed(world, setup, chunk)
     cohort = setup.cohort
@@ -252,7 +258,7 @@ def _agreed(world: World, setup: Setup, chunk: int | None) -> Setup:
     sharing = -(-world.local_size // torch.cuda.device_count()) if config["device"] == "cuda" else 1
     fitting = cohort.chunk if chunk else max(1, cohort.chunk // sharing)  # the processes on one GPU share its memory
     config["backend"] = world.broadcast_text(cohort.backend)  # every process has measured and chosen for itself
-    same = {name: v for name, v in config.items() if name not in ("chunk", "workers", "versions")}
+    same = {name: v for name, v in config.items() if name not in ("chunk", "versions", *EXECUTION)}
     config["chunk"] = agree(world, same, fitting)
     cohort = cohort.at(backend=config["backend"], chunk=config["chunk"])
     return dataclasses.replace(setup, config=config, cohort=cohort)
@@ -287,10 +293,21 @@ def _write_results(path: Path, fed: Federation, run: Run) -> None:
     write_report([path], path / "report.html")
 
 
-def _settings_at_start(path: Path, backend: str, chunk: int | None) -> tuple[str, int | None, int | None]:
-    """Return the backend, chunk and threads that a run began with, so that a resumed run has the same bits."""
+def _settings_at_start(
+    path: Path, backend: str, chunk: int | None
+) -> tuple[str, int | None, dict[str, int | bool | None]]:
+    """Return the backend, the chunk and the `EXECUTION` that a run began with, so that resuming it has the same bits.
+
+    A folder of an earlier version may lack threads and channels_last: None leaves them to this machine.
+    """
     if not (path / "config.json").exists():
-        return backend, chunk, None
+        return backend, chunk, dict.fromkeys(EXECUTION)
     old = read_config(path)
     backend = old.get("backend", backend) if backend == "auto" else backend
-    return backend, chunk or old.get("chunk"), old.get("workers", 1)
+    if (threads := old.get("threads")) is not None and checked_integer(threads, "threads in config.json") > MAX_THREADS:
+        raise InputError(f"'{path / 'config.json'}' records {threads} threads; {MAX_THREADS} are the most.")
+    return (
+        backend,
+        chunk or old.get("chunk"),
+        {name: old.get(name) for name in EXECUTION} | {"workers": old.get("workers", 1)},
+    )

@@ -17,6 +17,7 @@ from fedabml.engine.client_states import Shelf
 from fedabml.engine.programs import Gate
 from fedabml.engine.rounds import Simulation
 from fedabml.engine.workers import map_in_threads
+from fedabml.errors import InputError
 from fedabml.evaluation.scoring import evaluate
 from tests.cli.command import MOST
 from tests.tiers import nightly_but
@@ -142,6 +143,42 @@ def test_a_resumed_run_shares_its_clients_out_as_before(fed, tmp_path, monkeypat
     assert resumed.config["workers"] == whole.config["workers"] == 2
     for key, value in whole.prior.shared.items():
         assert torch.equal(value, resumed.prior.shared[key])
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_the_threads_and_the_image_layout_that_it_began_with(tmp_path, monkeypatch):
+    """Products of torch's own threads round in another way, and so do convolutions of images channels-last."""
+    from fedabml.engine.autotune import Way
+    from fedabml.runs import prepare as run
+
+    g = np.random.default_rng(0)
+    pairs = [(g.normal(size=(40, 3, 16, 16)).astype("f"), g.integers(0, 3, 40)) for _ in range(3)]
+    fed = fedabml.Federation.from_arrays(pairs, pairs, classes=3)
+    words = {"participation": 1.0, "epochs": 1, "model_options": {"channels": (8, 16), "hidden": (400,)}}
+    words |= {"backend": "loop", "evaluate": False}
+
+    def train(folder, rounds, threads, channels_last, resume=False):
+        monkeypatch.setattr(run, "backend_of", lambda *args: (Way("loop", 1, channels_last), ""))
+        torch.set_num_threads(threads)
+        return fedabml.train(fed, "cnn", make("fedavg"), rounds=rounds, out=tmp_path / folder, resume=resume, **words)
+
+    before = torch.get_num_threads()
+    try:
+        whole = train("whole", 2, 2, True)
+        for threads, channels_last in ((1, True), (2, False)):
+            folder = f"{threads}-{channels_last}"
+            train(folder, 1, 2, True)
+            resumed = train(folder, 2, threads, channels_last, resume=True)
+            assert torch.get_num_threads() == threads  # the caller's number is given back
+            assert (resumed.config["threads"], resumed.config["channels_last"]) == (2, True)
+            assert resumed.prior.digest == whole.prior.digest
+        assert train("other", 2, 2, False).prior.digest != whole.prior.digest  # so the layout matters
+    finally:
+        torch.set_num_threads(before)
+    damaged = (tmp_path / "whole" / "config.json").read_text().replace('"threads": 2', '"threads": 20000')
+    (tmp_path / "whole" / "config.json").write_text(damaged)
+    with pytest.raises(InputError, match="20000 threads|digest|damaged"):
+        train("whole", 3, before, True, resume=True)
 
 
 def test_threads_read_a_shelf_side_by_side():
