@@ -151,7 +151,7 @@ class RunConfig:
     evaluate: bool = key(True, "personalise and score every client at the end")
     eval_every: int = key(0, "also score the clients every N rounds (0: only at the end)")
     eval_clients: int | None = key(None, "number of clients scored every eval_every rounds (default: all, up to 10000)")
-    eval_all: bool = key(True, "score every client at the end, even with eval_clients")
+    eval_all: bool = key(True, "score the clients outside eval_clients at the end, too")
     specificity: float | None = key(
         None,
         "two classes: least share of negative rows without a false alarm at which sensitivity is scored (default: 0.9)",
