@@ -107,7 +107,7 @@ def _takes_equal_steps(lanes: Lanes, epochs: int) -> bool:
 
 
 def whole_round(lanes: Lanes, kept: State, weights: list[Tensor], epochs: int) -> tuple[list[State], State, Tensor]:
-    """Return what `weighted_round` does, in as many programs as it takes."""
+    """Run a round step by step; return the weighted sums of updates, what clients keep, and their mean losses."""
     update, kept, losses = client_round(lanes, kept, epochs)
     sums = [weighted_sum(*pair) for pair in zip(weights, split_state(update, lanes.counts), strict=True)]
     return sums, kept, _flagged(losses, [*update.values(), *kept.values()])
@@ -153,10 +153,10 @@ def take_steps(
     # How many epochs there are does not change a step.
     options = tuple(option for option in lanes.cohort.algorithm.discrete() if option[0] != "personal_epochs")
     losses = schedule.losses
-    for phase, ready in zip(phases, schedule.phases, strict=True):
-        if ready is None:
+    for phase, phase_inputs in zip(phases, schedule.phases, strict=True):
+        if phase_inputs is None:
             continue
-        inputs, plan = ready
+        inputs, plan = phase_inputs
         steps = steps_of(lanes.sizes, phase.epochs, plan.shape[-1], phase.batches)
         name = StepName(phase.step.__name__, lanes.several_runs, lanes.unpadded, options)  # type: ignore[attr-defined]
         steps_done = int(steps_of(lanes.sizes, epochs_done, plan.shape[-1], phase.batches).max()) if epochs_done else 0
@@ -170,12 +170,12 @@ def take_steps(
 def schedule_steps(lanes: Lanes, purpose: int, phases: tuple[tuple[int, int], ...]) -> Schedule:
     """Return the inputs of phases that have so many epochs, and minibatches in a step, each."""
     keys, batch_size = lanes.keys(purpose), lanes.cohort.batch_size
-    none = total_steps = torch.zeros_like(lanes.site.n)  # losses and steps, which nothing writes to
-    ready: list[tuple[Inputs, Tensor] | None] = []
+    zeros = total_steps = torch.zeros_like(lanes.site.n)  # losses and steps, which nothing writes to
+    inputs_by_phase: list[tuple[Inputs, Tensor] | None] = []
     sizes = lanes.gather(lambda tables, clients: tables.sizes(clients))
     for number, (epochs, per_step) in enumerate(phases):
         if epochs == 0:
-            ready.append(None)
+            inputs_by_phase.append(None)
             continue
         shuffle = lanes.keys(purpose, number, rng.SHUFFLE)
         plan = minibatches(lanes.source[1], sizes, shuffle, epochs, batch_size, per_step, lanes.shortest)
@@ -184,9 +184,9 @@ def schedule_steps(lanes: Lanes, purpose: int, phases: tuple[tuple[int, int], ..
         steps = steps_of(sizes, epochs, width, per_step) if fewest < greatest else torch.full_like(keys, greatest)
         by_lane = LaneInputs(lanes.site, lanes.offset, rng.fold(keys, number), steps)
         runs = RunInputs(lanes.hyper, lanes.shared)
-        ready.append((Inputs({}, none, by_lane, runs, (), torch.zeros_like(steps[0])), plan))
+        inputs_by_phase.append((Inputs({}, zeros, by_lane, runs, (), torch.zeros_like(steps[0])), plan))
         total_steps = total_steps + steps
-    return Schedule(ready, none, total_steps)
+    return Schedule(inputs_by_phase, zeros, total_steps)
 
 
 def batched_step(lanes: Lanes, step: Step) -> BatchedStep:
@@ -228,15 +228,18 @@ def personalise(lanes: Lanes, kept: State) -> Distribution:
 
 
 def personalise_after(lanes: Lanes, kept: State, epochs: Sequence[int]) -> Iterator[Distribution]:
-    """Yield the same after each of these numbers of epochs, ascending: on the way, where lanes take equal steps."""
+    """Yield every client's own distribution over weights after each of these numbers of epochs, which ascend.
+
+    Where all lanes take equal steps, training goes on from one number to the next; elsewhere it begins anew.
+    """
     start, epochs_done = captured(lanes, begin_personal, kept), 0
     one_by_one = not lanes.cohort.batched and not lanes.cohort.executor.capture
     steps_per_epoch = steps_of(lanes.sizes, 1, min(lanes.cohort.batch_size, lanes.longest), 1)
-    even = one_by_one or steps_per_epoch.min() == steps_per_epoch.max()
+    can_continue = one_by_one or steps_per_epoch.min() == steps_per_epoch.max()
     carry = start
     for target in epochs:
         phases = dataclasses.replace(lanes.cohort.algorithm, personal_epochs=target).personal_phases()
-        if not (even and [(p.epochs, p.batches) for p in phases] == [(target, 1)]):
+        if not (can_continue and [(p.epochs, p.batches) for p in phases] == [(target, 1)]):
             carry, epochs_done = start, 0
         carry, _, _ = take_steps(lanes, carry, phases, rng.PERSONAL, epochs_done)
         epochs_done = target
@@ -251,7 +254,10 @@ def predict(lanes: Lanes, models: Distribution, rows: Sequence[np.ndarray]) -> T
 def outputs(
     lanes: Lanes, models: Distribution, rows: Sequence[np.ndarray], offsets: Tensor | None, keys: Tensor
 ) -> Tensor:
-    """Return the same for any models, such as the prior itself, with label levels and keys of their own."""
+    """Return the outputs of any models, such as the prior itself, for each lane's rows: [draws, all rows, outputs].
+
+    `offsets` are the label levels, if any, and `keys` the keys of the weight draws, a row per lane.
+    """
     cohort, samples, policy = lanes.cohort, lanes.cohort.algorithm.predict_samples, lanes.cohort.place.policy
     firsts = [group.cohort.first for group in lanes.groups for _ in group.clients]
     numbers = padded([row_numbers + first for row_numbers, first in zip(rows, firsts, strict=True)])

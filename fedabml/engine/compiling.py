@@ -1,8 +1,8 @@
 """When torch.compile pays: decided once in a run on a GPU, from the time that its first rounds took.
 
 Compiled, a step takes 1/gain of its time, but every shape of a step has to be compiled first. With t seconds a round
-and `left` rounds to go, compiling pays where left · t · (1 − 1/gain) exceeds what it costs. The steps of rounds alone
-are compiled then; personalising runs as before, because a score or two would not pay for it.
+and R rounds to go, compiling pays where R · t · (1 − 1/gain) exceeds what it costs. The steps of rounds alone are
+compiled then; personalising runs as before, because a score or two would not pay for it.
 
 The figures are of one H200: gains from results/speed/h200.md ("against the eager loop", compiled and not), costs from
 the first rounds in results/speed/h200.jsonl. On a CPU compiling gains little, so `auto` means no there.
@@ -36,9 +36,9 @@ def expected_cost(layout: Layout, shapes: int) -> float:
     return shapes * (SECONDS + SECONDS_PER_TENSOR * len(layout.shapes))
 
 
-def pays(times: Sequence[float], left: int, gain: float, cost: float) -> bool:
-    """Return whether compiling saves more seconds in the `left` rounds than it costs; `times` are of the past ones."""
-    return left * usual_seconds(times) * (1 - 1 / gain) > cost
+def pays(times: Sequence[float], rounds_left: int, gain: float, cost: float) -> bool:
+    """Return whether compiling saves more seconds in the rounds left than it costs; `times` are of the past ones."""
+    return rounds_left * usual_seconds(times) * (1 - 1 / gain) > cost
 
 
 def usual_seconds(times: Sequence[float]) -> float:
@@ -59,21 +59,22 @@ def decide(
     All processes of the run decide alike. Where steps are not compiled, the executors are told so; where they are, the
     caller tells them, when nothing runs on the device any more.
     """
-    one, executors = cohorts[0], [cohort.executor for cohort in cohorts]
+    cohort, executors = cohorts[0], [member.executor for member in cohorts]
     if not executors[0].undecided:
         return None
-    steps = steps_of_rounds(one.algorithm, one.setting.epochs)
-    gain = expected_gain(one.network.layout, one.network.dtype)
+    steps = steps_of_rounds(cohort.algorithm, cohort.setting.epochs)
+    gain = expected_gain(cohort.network.layout, cohort.network.dtype)
     shapes = max(1, sum(executor.shapes_of(steps) for executor in executors))
-    cost, left = expected_cost(one.network.layout, shapes), rounds - rounds_done
-    if not world.decide(lambda: pays(times, left, gain, cost)):
+    cost, rounds_left = expected_cost(cohort.network.layout, shapes), rounds - rounds_done
+    if not world.decide(lambda: pays(times, rounds_left, gain, cost)):
         for executor in executors:
             executor.decide(None)
         return None
-    if one.device.type == "cuda":
-        torch.cuda.synchronize(one.device)
-    seconds = left * usual_seconds(times)
+    if cohort.device.type == "cuda":
+        torch.cuda.synchronize(cohort.device)
+    seconds = rounds_left * usual_seconds(times)
     return (
-        f"From round {rounds_done + 1} on steps are compiled: the {left} rounds left would take about {seconds:.0f} s, "
-        f"compiled {seconds / gain:.0f} s after about {cost:.0f} s for compiling. --no-compile leaves it out."
+        f"From round {rounds_done + 1} on steps are compiled: the {rounds_left} rounds left would take about "
+        f"{seconds:.0f} s, compiled {seconds / gain:.0f} s after about {cost:.0f} s for compiling. "
+        "--no-compile leaves it out."
     )

@@ -84,7 +84,7 @@ def refusal(error: BaseException, library: str = "") -> str:
 
 
 def uncompiled(error: BaseException) -> str:
-    """Return the same for a failure of torch.compile: something is missing, or the model cannot be compiled."""
+    """Return why torch.compile failed and what to do: a tool is missing, or the model cannot be compiled."""
     cause = _apply(COMPILER, str(error))
     if cause is None and _locate(error):
         return refusal(error)

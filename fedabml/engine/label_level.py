@@ -76,8 +76,9 @@ def choose(counts: np.ndarray) -> dict[str, Any]:
 
     They are returned by the names of their hyperparameters.
     """
-    some = torch.as_tensor(counts[:: -(-len(counts) // MOST_CLIENTS)]).double()
-    total = torch.stack([log_evidence(part, SHARES, SPREADS, ALPHAS).sum(0) for part in some.split(50)]).sum(0)
+    sampled_counts = torch.as_tensor(counts[:: -(-len(counts) // MOST_CLIENTS)]).double()
+    sums = [log_evidence(part, SHARES, SPREADS, ALPHAS).sum(0) for part in sampled_counts.split(50)]
+    total = torch.stack(sums).sum(0)
     alpha, share, spread = np.unravel_index(int(total.flatten().argmax()), total.shape)
     return {"label_share": SHARES[share], "label_spread": SPREADS[spread], "label_alpha": ALPHAS[alpha]}
 
@@ -110,8 +111,8 @@ def _labels_by_size(counts: Tensor, alpha: Tensor) -> Tensor:
     classes = torch.full_like(seen, counts.shape[-1])
     subsets = torch.lgamma(classes - seen + 1) - torch.lgamma((sizes - seen).clamp_min(0) + 1)
     subsets = subsets + torch.lgamma(sizes + 1) - torch.lgamma(classes + 1)
-    own = torch.where(counts > 0, torch.lgamma(counts + alpha) - torch.lgamma(alpha), 0).sum(-1, keepdim=True)
-    labels = torch.lgamma(sizes * alpha) - torch.lgamma(sizes * alpha + n) + own
+    log_factors = torch.where(counts > 0, torch.lgamma(counts + alpha) - torch.lgamma(alpha), 0)
+    labels = torch.lgamma(sizes * alpha) - torch.lgamma(sizes * alpha + n) + log_factors.sum(-1, keepdim=True)
     return torch.where(sizes >= seen, subsets + labels, -torch.inf)
 
 

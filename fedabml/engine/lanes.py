@@ -105,7 +105,7 @@ class Lanes:
 
     @property
     def methods(self) -> type[Algorithm]:
-        """The class of the algorithm, whose methods `each` applies to an algorithm with bound hyperparameters."""
+        """The algorithm's class; `for_each_lane` calls its methods with an algorithm of bound hyperparameters."""
         return type(self.cohort.algorithm)
 
     @property
@@ -177,7 +177,7 @@ class Lanes:
         return cat([rng.fold(*pair) for pair in zip(roots, identities, strict=True)])
 
     def per_lane(self, states: Sequence[State]) -> State:
-        """Return what every run has one of for each of its lanes; for one run without an axis."""
+        """Repeat every run's state for each of its lanes; the state of a single run stays without an axis."""
         if not self.several_runs:
             return states[0]
         return {
@@ -209,7 +209,7 @@ class Lanes:
 
 
 def _without_axis(cohort: Cohort) -> tuple[object, ...]:
-    """Return what has no axis for runs, in which runs side by side therefore agree."""
+    """Return the properties without an axis for runs: runs side by side must agree in them."""
     algorithm, fixed = cohort.algorithm, (cohort.batch_size, cohort.backend, cohort.likelihood, cohort.network.layout)
     return id(cohort.data), type(algorithm), algorithm.discrete(), *fixed
 

@@ -189,10 +189,10 @@ class Simulation:
         A round that diverged is taken back; then a TrainingError is raised.
         """
         number = round.before.round + 1
-        bad = [client for client, loss in zip(round.drawn, losses, strict=True) if not math.isfinite(loss)]
-        if bad:
+        diverged = [client for client, loss in zip(round.drawn, losses, strict=True) if not math.isfinite(loss)]
+        if diverged:
             self.server = round.before
-            names = ", ".join(self.cohort.fed.names[c] for c in bad[:8]) + " and more" * (len(bad) > 8)
+            names = ", ".join(self.cohort.fed.names[c] for c in diverged[:8]) + " and more" * (len(diverged) > 8)
             raise TrainingError(
                 f"Training diverged in round {number}: the loss or the weights of client(s) {names} are no longer "
                 "finite. The rounds before are saved, where the run has a folder. " + self.cohort.algorithm.remedy
@@ -298,15 +298,15 @@ def _work(sims: Sequence[Simulation], shares: list[tuple[list[int], Tensor]], ch
     """
     workers = sims[0].cohort.workers
     parts = [*chunks([clients for clients, _ in shares], chunk, workers)]
-    weights = [iter(w.split([len(part[i]) for part in parts if i in part])) for i, (_, w) in enumerate(shares)]
-    jobs = [(part, [next(weights[i]) for i in part]) for part in parts]
+    weights_by_run = [iter(w.split([len(part[i]) for part in parts if i in part])) for i, (_, w) in enumerate(shares)]
+    jobs = [(part, [next(weights_by_run[i]) for i in part]) for part in parts]
 
     def train(job: tuple[dict[int, list[int]], list[Tensor]]) -> tuple[list[State], State, Tensor]:
-        part, shares = job
+        part, weights = job
         runs = [(sims[i], clients) for i, clients in part.items()]
         lanes = Lanes([ClientGroup(sim.cohort, sim.shared, c, sim.round + 1, training=True) for sim, c in runs])
         kept = join_states([sim.kept.get(sim.shared, clients) for sim, clients in runs])
-        return weighted_round(lanes, kept, shares, sims[0].setting.epochs)
+        return weighted_round(lanes, kept, weights, sims[0].setting.epochs)
 
     work: list[list[Work]] = [[] for _ in sims]
     for part, (updates, kept, losses) in zip(parts, map_in_threads(train, jobs, workers), strict=True):
@@ -355,17 +355,18 @@ def run_rounds(
     `finish_round` remembers. Then the servers are ahead, but never after rounds that are `watched`. A run that diverged
     has ended.
     """
-    one, going, since = sims[0], dict(enumerate(sims)), 0.0
+    first_sim, going, since = sims[0], dict(enumerate(sims)), 0.0
     times: list[float] = []  # of the rounds so far, by which compiling is decided
     ended: list[Simulation] = []
     ahead: RoundInFlight | None = None
-    for round in range(one.round + 1, rounds + 1):
+    for round in range(first_sim.round + 1, rounds + 1):
         now = ahead or start_round([*going.values()])
         in_flight = [now]
         try:
-            decides = round == one.cohort.place.policy.decide_round and one.cohort.executor.undecided
-            early = round < rounds and may_overlap(one.world, one.kept) and not watched(round) and not decides
-            ahead = start_round([*going.values()]) if early else None
+            decides = round == first_sim.cohort.place.policy.decide_round and first_sim.cohort.executor.undecided
+            overlaps = round < rounds and may_overlap(first_sim.world, first_sim.kept)
+            starts_ahead = overlaps and not watched(round) and not decides
+            ahead = start_round([*going.values()]) if starts_ahead else None
             in_flight += [ahead] if ahead else []
             lines = dict(zip(going, finish_round(now, since, ended), strict=True))
             in_flight.remove(now)
@@ -378,8 +379,8 @@ def run_rounds(
             yield round, lines
             in_flight.clear()
         finally:  # a caller who leaves early finds the servers after the last round that is finished
-            for left in reversed(in_flight):
-                left.take_back(ended)
+            for unfinished in reversed(in_flight):
+                unfinished.take_back(ended)
         if not going:
             return
 
@@ -389,10 +390,10 @@ def consider_compiling(sims: Sequence[Simulation], times: Sequence[float], round
 
     `times` are the seconds of the rounds so far. No round may be in flight, because captured graphs are dropped.
     """
-    one = sims[0]
-    note = compiling.decide([sim.cohort for sim in sims], one.world, times, one.round, rounds)
+    first_sim = sims[0]
+    note = compiling.decide([sim.cohort for sim in sims], first_sim.world, times, first_sim.round, rounds)
     if note:
         for sim in sims:
-            sim.compile_from(one.round + 1)
+            sim.compile_from(first_sim.round + 1)
         log.log(logging.INFO if owns_process() else logging.WARNING, "%s", note)  # the command line prints it
     return note

@@ -70,7 +70,7 @@ class Place:
 
 
 class Tables:
-    """What is known of all clients, on the device: constants, where their samples are, the roots of their keys."""
+    """Device tensors of all clients: constants, sample numbers, roots of keys."""
 
     def __init__(self, setting: Setting, device: torch.device, dtype: torch.dtype, first: int = 0):
         fed = setting.federation
@@ -138,7 +138,8 @@ class Cohort:
         self.noise = noise or Noise.of(algorithm, setting.network, fed.x.shape[1:])
         weights = getattr(setting.likelihood, "weights", ())
         self.class_weights = torch.tensor(weights, dtype=place.dtype, device=place.device) if weights else None
-        self.data, self.first = data or Data.of(fed, place.device, place.dtype), first
+        self.data = data or Data.of(fed, place.device, place.dtype)
+        self.first = first  # number of this federation's first sample in `data`
         self.limit = ChunkLimit(place.chunk)
         self.shortest, self.longest = int(fed.train.counts.min()), int(fed.train.counts.max())
         # A captured or compiled program would read samples where they lay when it was made.

@@ -43,7 +43,7 @@ class ChunkLimit:
 
 
 class Chunked(Protocol):
-    """What `fit_in_memory` needs of a cohort."""
+    """The attributes of a cohort that `fit_in_memory` needs."""
 
     executor: Executor
     limit: ChunkLimit
@@ -75,17 +75,18 @@ def fit_in_memory(cohorts: Sequence[Chunked], clients: int, work: Callable[[int]
         except RuntimeError as error:
             if not (isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY)):
                 raise
-            why = str(error).splitlines()[0]
-        held = any(cohort.executor.graphs for cohort in cohorts)  # here, because the error holds the device's tensors
-        if held and cohorts[0].executor.may_release():
+            reason = str(error).splitlines()[0]
+        # Outside of the handler, because the error holds the device's tensors.
+        graphs_held = any(cohort.executor.graphs for cohort in cohorts)
+        if graphs_held and cohorts[0].executor.may_release():
             _release(cohorts)
-            log.info("The memory of %s was full (%s): captured programs are dropped.", cohorts[0].device, why)
+            log.info("The memory of %s was full (%s): captured programs are dropped.", cohorts[0].device, reason)
         else:
-            _halve(cohorts, min(clients, cohorts[0].limit.size), why)
+            _halve(cohorts, min(clients, cohorts[0].limit.size), reason)
 
 
 def _release(cohorts: Sequence[Chunked]) -> None:
-    """Drop what is captured, and forget what could not be: that may have been for lack of memory."""
+    """Drop captured programs, and forget which could not be captured: memory may have been too small for them."""
     for cohort in cohorts:
         cohort.executor.forget()
     gc.collect()
@@ -93,19 +94,19 @@ def _release(cohorts: Sequence[Chunked]) -> None:
         torch.cuda.empty_cache()
 
 
-def _halve(cohorts: Sequence[Chunked], lanes: int, why: str) -> None:
+def _halve(cohorts: Sequence[Chunked], lanes: int, reason: str) -> None:
     device = cohorts[0].device
     if lanes <= 1:
         raise InputError(
-            f"The memory of {device} does not suffice for one client alone ({why}). A smaller batch_size, fewer weight "
-            "samples (s) or a smaller model needs less; --device cpu takes the host's memory."
+            f"The memory of {device} does not suffice for one client alone ({reason}). A smaller batch_size, fewer "
+            "weight samples (s) or a smaller model needs less; --device cpu takes the host's memory."
         )
     for cohort in cohorts:
         cohort.limit.set(min(cohort.limit.size, lanes // 2))
     _release(cohorts)  # programs for sizes that will not come again
     log.warning(
         "The memory of %s does not suffice for %d clients at once (%s): the run goes on with %d.",
-        *(device, lanes, why, lanes // 2),
+        *(device, lanes, reason, lanes // 2),
     )
 
 
@@ -148,19 +149,19 @@ def map_in_threads(work: Callable[[S], T], items: Sequence[S], workers: int) -> 
 
 def _map_ordered(work: Callable[[S], T], items: Sequence[S], workers: int) -> Iterator[T]:
     """Yield the results in order, a few computed ahead. An error is raised once no thread is at work any more."""
-    following, waiting = iter(items), deque[Future[T]]()
+    remaining_items, submitted = iter(items), deque[Future[T]]()
 
     def submit(count: int) -> None:
-        waiting.extend(_pool(workers).submit(work, item) for item in itertools.islice(following, count))
+        submitted.extend(_pool(workers).submit(work, item) for item in itertools.islice(remaining_items, count))
 
     submit(workers + 1)
     try:
-        while waiting:
-            result = waiting.popleft().result()
+        while submitted:
+            result = submitted.popleft().result()
             submit(1)
             yield result
             del result
     finally:
-        for future in waiting:
+        for future in submitted:
             future.cancel()
-        wait(waiting)
+        wait(submitted)

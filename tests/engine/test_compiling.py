@@ -23,11 +23,11 @@ CNN = Layout(("w",), ((64, 3, 5, 5),))
 
 
 def test_it_pays_where_the_rounds_left_save_more_than_it_costs():
-    assert compiling.pays([9.0, 0.1, 0.1, 0.1], left=201, gain=2.0, cost=10.0)
-    assert not compiling.pays([9.0, 0.1, 0.1, 0.1], left=199, gain=2.0, cost=10.0)  # the first round does not count
-    assert not compiling.pays([0.1, 0.1, 5.0, 0.1], left=199, gain=2.0, cost=10.0)  # nor does one that was disturbed
-    assert compiling.pays([0.2], left=101, gain=2.0, cost=10.0)  # a run resumed just before has no other
-    assert not compiling.pays([1.0, 1.0], left=0, gain=2.0, cost=1.0)
+    assert compiling.pays([9.0, 0.1, 0.1, 0.1], rounds_left=201, gain=2.0, cost=10.0)
+    assert not compiling.pays([9.0, 0.1, 0.1, 0.1], rounds_left=199, gain=2.0, cost=10.0)  # without the first round
+    assert not compiling.pays([0.1, 0.1, 5.0, 0.1], rounds_left=199, gain=2.0, cost=10.0)  # nor a disturbed one
+    assert compiling.pays([0.2], rounds_left=101, gain=2.0, cost=10.0)  # a run resumed just before has no other
+    assert not compiling.pays([1.0, 1.0], rounds_left=0, gain=2.0, cost=1.0)
 
 
 def test_what_is_expected_is_what_was_measured():
