@@ -70,9 +70,9 @@ def _images_per_turn(x: Tensor, length: int, shape: Shape) -> list[int]:
 def _image(x: Tensor, padding: Pair, channels: int = 0) -> Tensor:
     """Return padded images channels-last, [lanes, n, height, width, channels], with at least `channels` channels."""
     image, (top, left) = x.movedim(2, -1), padding
-    more = max(0, channels - x.shape[2])
-    if top or left or more:
-        image = F.pad(image, (0, more, left, left, top, top))
+    missing_channels = max(0, channels - x.shape[2])
+    if top or left or missing_channels:
+        image = F.pad(image, (0, missing_channels, left, left, top, top))
     return image.contiguous()
 
 

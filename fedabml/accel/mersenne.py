@@ -44,7 +44,7 @@ class Twister:
         count, n = rows.shape
         if not enabled("twister") or rows.dtype != torch.float32 or n < LEAST:
             return False
-        draw, seeds = self._compiled(count * n).get(distribution), seeds.to(torch.int64).contiguous()
+        draw, seeds = self._functions_after(count * n).get(distribution), seeds.to(torch.int64).contiguous()
         if draw is None:
             return False
 
@@ -54,11 +54,11 @@ class Twister:
         c_library.run_in_threads(run, count, count * n)
         return True
 
-    def _compiled(self, more: int) -> dict[str, Callable[..., None]]:
-        """Count `more` numbers and return the functions that may be used; none until the compiler is done."""
+    def _functions_after(self, draws: int) -> dict[str, Callable[..., None]]:
+        """Count `draws` more numbers and return the functions that may be used; none until the compiler is done."""
         if self.current is not None:
             return self.current
-        self.drawn += more
+        self.drawn += draws
         if self.pending is None and self.drawn >= WORTH:
             self.pending = c_library.in_background(lambda: c_library.library(SOURCE))
         if self.pending is None or not self.pending.done():

@@ -78,8 +78,8 @@ def _triton_works() -> bool:
 
         triton_kernels.normal(torch.zeros((), dtype=torch.int64, device="cuda"), (2,), torch.float32)
     except Exception as error:  # whatever is wrong with an installation, there is another way
-        why = (str(error).splitlines() or [""])[0]
-        logging.getLogger("fedabml").warning("A GPU without Triton is slower: %s: %s", type(error).__name__, why)
+        reason = (str(error).splitlines() or [""])[0]
+        logging.getLogger("fedabml").warning("A GPU without Triton is slower: %s: %s", type(error).__name__, reason)
         return False
     return True
 

@@ -54,8 +54,8 @@ class Pool(Function):
         best, *others = (tiles[..., i, :, j] for i, j in itertools.product(range(a), range(b)))
         index = torch.zeros_like(best, dtype=torch.uint8)
         for number, other in enumerate(others, 1):
-            more = (other > best) | other.isnan()
-            best, index = torch.where(more, other, best), torch.where(more, number, index)
+            is_larger = (other > best) | other.isnan()
+            best, index = torch.where(is_larger, other, best), torch.where(is_larger, number, index)
         return best, index
 
     @staticmethod

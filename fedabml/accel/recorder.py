@@ -101,21 +101,21 @@ def split_fixed(tape: fx.GraphModule, fixed: range) -> tuple[fx.GraphModule, fx.
     movable = not any(has_side_effects(node) for node in tape.graph.nodes)
     inputs = [node for node in tape.graph.nodes if node.op == "placeholder"]
     first, second = fx.Graph(), fx.Graph()
-    early = {node: first.placeholder(node.name) for i, node in enumerate(inputs) if i in fixed}
-    late = {node: second.placeholder(node.name) for node in inputs}
-    rest: list[fx.Node] = []
+    in_first = {node: first.placeholder(node.name) for i, node in enumerate(inputs) if i in fixed}
+    in_second = {node: second.placeholder(node.name) for node in inputs}
+    remaining_nodes: list[fx.Node] = []
     for node in tape.graph.nodes:
-        if movable and node.op not in ("placeholder", "output") and all(n in early for n in node.all_input_nodes):
-            early[node] = first.node_copy(node, early.__getitem__)
+        if movable and node.op not in ("placeholder", "output") and all(n in in_first for n in node.all_input_nodes):
+            in_first[node] = first.node_copy(node, in_first.__getitem__)
         elif node.op != "placeholder":
-            rest.append(node)
-    passed_on = [n for n in early if n not in late and any(user not in early for user in n.users)]
-    late |= {node: second.placeholder(node.name) for node in passed_on}
-    for node, copied in late.items():
+            remaining_nodes.append(node)
+    passed_on = [n for n in in_first if n not in in_second and any(user not in in_first for user in n.users)]
+    in_second |= {node: second.placeholder(node.name) for node in passed_on}
+    for node, copied in in_second.items():
         copied.meta = dict(node.meta)
-    for node in rest:
-        late[node] = second.node_copy(node, late.__getitem__)
-    first.output([early[node] for node in passed_on])
+    for node in remaining_nodes:
+        in_second[node] = second.node_copy(node, in_second.__getitem__)
+    first.output([in_first[node] for node in passed_on])
     return fx.GraphModule(tape, first), fx.GraphModule(tape, second)
 
 
@@ -127,10 +127,10 @@ def merge_duplicates(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function":
             operation = repr((str(node.target), node.args, node.kwargs))
-            equal = node.all_input_nodes[0] if _is_identity(node) else node_by_operation.setdefault(operation, node)
-            equal = _before_two_transposes(node) or equal
-            if equal is not node:
-                node.replace_all_uses_with(equal)
+            earlier = node.all_input_nodes[0] if _is_identity(node) else node_by_operation.setdefault(operation, node)
+            replacement = _before_two_transposes(node) or earlier
+            if replacement is not node:
+                node.replace_all_uses_with(replacement)
                 graph.erase_node(node)
     graph.eliminate_dead_code()
 
@@ -201,16 +201,16 @@ def reuse_memory(tape: fx.GraphModule, owned: int = 0) -> int:
             continue
         memories = [owner[n] for n in node.all_input_nodes]
         spec = makes[0] if makes else node.meta.get("spec")
-        free = [
+        reusable = [
             n
             for n, memory in zip(node.all_input_nodes, memories, strict=True)
             if memory in writable and last_reader[memory] is node and memories.count(memory) == 1
             if spec is not None and n.meta.get("spec") == spec
         ]
         if makes is not None:
-            node.kwargs = {"out": [*free, *[None] * len(makes)][: len(makes)]}
-        elif free and (variant := _out_variant(node.target)):
-            node.target, node.kwargs = variant, {**node.kwargs, "out": free[0]}
+            node.kwargs = {"out": [*reusable, *[None] * len(makes)][: len(makes)]}
+        elif reusable and (variant := _out_variant(node.target)):
+            node.target, node.kwargs = variant, {**node.kwargs, "out": reusable[0]}
     tape.recompile()
     return owned
 
@@ -221,9 +221,9 @@ def _out_variant(operation: Any) -> Any:
     def arguments(operation: Any) -> list[tuple[str, str]]:
         return [(a.name, str(a.type)) for a in operation._schema.arguments]
 
-    others = [getattr(operation.overloadpacket, name) for name in operation.overloadpacket.overloads()]
-    wanted = [*arguments(operation), ("out", "Tensor")]
-    return next((o for o in others if arguments(o) == wanted and torch.Tag.generated not in o.tags), None)
+    overloads = [getattr(operation.overloadpacket, name) for name in operation.overloadpacket.overloads()]
+    parameters = [*arguments(operation), ("out", "Tensor")]
+    return next((o for o in overloads if arguments(o) == parameters and torch.Tag.generated not in o.tags), None)
 
 
 # Operations whose schemas do not tell that they return views.
