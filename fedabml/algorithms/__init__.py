@@ -80,8 +80,8 @@ def make(name: str, **hyper: Any) -> Algorithm:
     Raises InputError for an unknown name, an unknown hyperparameter, or a value outside its range.
     """
     if name not in REGISTRY:
-        way = f" If it is your own, name its file: FILE.py:{name}." if name.isidentifier() else ""
-        raise InputError(f"There is no algorithm '{name}'.{nearest(name, REGISTRY)}{way}")
+        hint = f" If it is your own, name its file: FILE.py:{name}." if name.isidentifier() else ""
+        raise InputError(f"There is no algorithm '{name}'.{nearest(name, REGISTRY)}{hint}")
     kind, defaults = REGISTRY[name].kind, REGISTRY[name].defaults
     names = {field.name for field in dataclasses.fields(kind)}
     for word in hyper:
@@ -111,12 +111,12 @@ def _check_class(code: UserCode) -> None:
     """Refuse what is no algorithm, and one whose hyperparameters are not declared."""
     from .base import Algorithm
 
-    kind, where = code.value, f"'{code.typed}'"
+    kind, subject = code.value, f"'{code.typed}'"
     if not (isinstance(kind, type) and issubclass(kind, Algorithm)):
-        what = f"the class {kind.__name__}" if isinstance(kind, type) else f"an object of type {type(kind).__name__}"
-        raise InputError(f"{where} must be a subclass of fedabml.Algorithm; it is {what}.")
+        given = f"the class {kind.__name__}" if isinstance(kind, type) else f"an object of type {type(kind).__name__}"
+        raise InputError(f"{subject} must be a subclass of fedabml.Algorithm; it is {given}.")
     if code.name in REGISTRY and REGISTRY[code.name].code is None:
-        raise InputError(f"{where} has the name of another algorithm, {code.name}. Rename the class.")
+        raise InputError(f"{subject} has the name of another algorithm, {code.name}. Rename the class.")
     refuse_other_code(code, REGISTRY[code.name].code if code.name in REGISTRY else None)
     try:
         kind().identity(), kind().discrete()
@@ -124,7 +124,7 @@ def _check_class(code: UserCode) -> None:
         raise
     except Exception as error:
         raise InputError(
-            f"{where} must be a frozen dataclass that can be made without arguments, and each of its hyperparameters "
+            f"{subject} must be a frozen dataclass that can be made without arguments, and each of its hyperparameters "
             f"must be declared with fedabml.algorithms.hyper.hyper(default, meaning) ({type(error).__name__}: {error})."
         ) from error
 

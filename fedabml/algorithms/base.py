@@ -265,11 +265,14 @@ class Algorithm:
         return self.sgd(carry, batch, key, loss, lr)
 
     def sgd(
-        self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float, more: Tensor | None = None
+        self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float, extra_gradient: Tensor | None = None
     ) -> Stepped:
-        """Take a step w ← w − η(∇f(w) + more), with momentum; `more` [d] is a proximal pull or a control variate."""
+        """Take a step w ← w − η(∇f(w) + e), with momentum.
+
+        e [d] is `extra_gradient`, such as a proximal pull or a control variate.
+        """
         gradient, value = gradient_at(carry["mean"], batch, key, loss)
-        direction, buffer = self.momentum_step(carry, gradient if more is None else gradient + more)
+        direction, buffer = self.momentum_step(carry, gradient if extra_gradient is None else gradient + extra_gradient)
         return {**carry, "mean": plus(carry["mean"], lr, direction, -1), **buffer}, value
 
     # -- hyperparameters --------------------------------------------------------------------------------------------

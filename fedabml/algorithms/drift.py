@@ -64,7 +64,7 @@ class Steered(Amortised):
         return {name: value for name, value in shared.items() if name != "control"}
 
     def initial_drift(self, shared: State, kept: State) -> State:
-        """Return what a corrected client adds to its first carry: T = 0, [], and its c_i, [d]."""
+        """Return the drift's entries of the first carry: T = 0, [], and c_i, [d], where the client keeps it."""
         if self.drift == "none":
             return {}
         return {"length": shared["mean"].new_zeros(()), **({"own": kept["control"]} if self.keeps else {})}
@@ -77,7 +77,7 @@ class Steered(Amortised):
         return {**gradient, "mean": plus(gradient["mean"], self.drift_share, shared["control"] - offset)}
 
     def drift_update(self, carry: State, shared: State, kept: State, site: Site) -> tuple[State, State]:
-        """Return what a client sends of its drift, beside θ_i, and what it keeps."""
+        """Return the drift's entries of the update, which go beside θ_i, and the new kept state."""
         if self.drift == "none":
             return {}, {}
         length = carry["length"] / (1 - self.momentum)

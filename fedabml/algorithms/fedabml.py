@@ -7,6 +7,8 @@
     sends     θ, both ways: means and log deviations
     keeps     nothing (with `drift` control c_i, at first 0): every client, new or not, begins from φ = θ
     scored    φ_i, from φ = θ by a few epochs of φ-steps
+    carry     mean, logstd (not for a point); velocity with `momentum`; length with `drift`, own with `drift` control;
+              prior.mean, prior.logstd (not for a point) with `prior_every` batch
 
 The φ-step takes the KL's pull on the mean implicitly (κ = (λ/n)/σ_θ²): m ← (m − η g + ηκ m_θ)/(1 + ηκ). The θ-step:
 `natural` m_θ ← m_θ + ρ(m − m_θ), ν_θ ← ν_θ + ½ log(1 + ρ_ν(r − 1)), r = (σ² + (m − m_θ)²)/σ_θ²; `euclidean` as printed,

@@ -1,4 +1,4 @@
-"""What algorithms share that split a network into a shared body and a head (the last layer) of the client's own."""
+"""The parts of algorithms that split a network into a shared body and a head, each client's own last layer."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def head_start(layout: Layout, head: str) -> int:
     prefix = names[-1].rpartition(".")[0] if head == "auto" else head
     parts = [name for name in names if prefix and (name == prefix or name.startswith(prefix + "."))]
     start = names.index(parts[0]) if parts else len(names)
-    how = f"Name the head by hand with --set ALGORITHM.head=PREFIX; the parameters are {', '.join(names[:12])}."
+    hint = f"Name the head by hand with --set ALGORITHM.head=PREFIX; the parameters are {', '.join(names[:12])}."
     if head == "auto" and not prefix:
-        raise InputError(f"The model's last parameter '{names[-1]}' stands in no layer, so no head is found. {how}")
+        raise InputError(f"The model's last parameter '{names[-1]}' stands in no layer, so no head is found. {hint}")
     if prefix and not parts:
-        raise InputError(f"The model has no parameter under the name '{prefix}', so there is no head. {how}")
+        raise InputError(f"The model has no parameter under the name '{prefix}', so there is no head. {hint}")
     if parts != names[start:]:
-        raise InputError(f"The head '{prefix}' does not stand at the end of the model. {how}")
+        raise InputError(f"The head '{prefix}' does not stand at the end of the model. {hint}")
     if start == 0:
-        raise InputError(f"The model has no layer before its head '{prefix}', so there is no body to share. {how}")
+        raise InputError(f"The model has no layer before its head '{prefix}', so there is no body to share. {hint}")
     return sum(layout.sizes[:start])
 
 

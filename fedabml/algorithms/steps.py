@@ -46,8 +46,8 @@ def proximal_momentum_step(
     if not algorithm.momentum:
         return proximal_step(carry["mean"], gradient, centre, kappa, lr), {}
     direction, buffer = algorithm.momentum_step(carry, gradient)
-    rest = 1 - algorithm.momentum
-    return proximal_step(carry["mean"], rest * direction, centre, kappa, lr / rest), buffer
+    damping = 1 - algorithm.momentum
+    return proximal_step(carry["mean"], damping * direction, centre, kappa, lr / damping), buffer
 
 
 def blend(old: State, new: State, beta: Number) -> State:

@@ -1,4 +1,4 @@
-"""What algorithms with a Gaussian posterior over weights share: its hyperparameters and its step.
+"""The hyperparameters and steps that algorithms with a Gaussian posterior over weights share.
 
 φ-step   g = ∇ of the mean −log likelihood over s samples w = m + ε∘exp ν,  κ = (λ/n)/σ_θ²
          m ← (m − η g + ηκ m_θ)/(1 + ηκ)            (`kl_step` implicit; explicit: m − η(g + κ(m − m_θ)))
