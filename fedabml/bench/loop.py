@@ -31,7 +31,7 @@ from ..models.dropout import KeyedDropout
 from ..runs.prepare import Setup
 
 # The hyperparameters of the variants that the loop implements.
-KNOWN: dict[str, Any] = {
+IMPLEMENTED: dict[str, Any] = {
     **{"prior_step": "natural", "prior_every": "round", "aggregate": "mean", "estimator": "weight", "k": 1},
     **{"posterior": "gaussian", "posterior_std": "sgd", "kl_step": "implicit", "antithetic": False},
     **{"momentum": 0.0, "server_momentum": 0.0, "weights": "uniform", "short_batch": "whole"},
@@ -68,11 +68,11 @@ class Loop:
     ):
         self.cohort, self.participation, self.epochs = setup.cohort, setup.participation, setup.epochs
         self.keyed, self.autocast, self.channels_last = keyed, autocast, channels_last
-        self.algorithm, self.round, self.next = setup.cohort.algorithm, 0, list[Client]()
+        self.algorithm, self.round, self.next_clients = setup.cohort.algorithm, 0, list[Client]()
         algorithm, network = self.algorithm, setup.cohort.network
         if type(algorithm) not in (FedAvg, FedABML):
             raise InputError("The eager loop implements FedAvg and FedABML only.")
-        for name, value in KNOWN.items():
+        for name, value in IMPLEMENTED.items():
             if getattr(algorithm, name, value) != value:
                 raise InputError(f"The eager loop implements only {name}={value}.")
         self.layout = network.layout
@@ -122,22 +122,22 @@ class Loop:
         counts = steps_of(sizes, self.epochs, plan.shape[-1], 1)
         keys = rng.fold(cohort.keys(rng.NOISE, self.round, clients), 0)
         offsets = label_offset(self.algorithm, cohort.site(clients))
-        self.next = []
+        self.next_clients = []
         for lane, client in enumerate(clients):
             samples = torch.as_tensor(cohort.fed.train[client]).to(cohort.device)
             steps = [row[row >= 0].to(cohort.device) for row in plan[: int(counts[lane]), 0, lane]]
-            self.next.append(Client(samples, steps, keys[lane], None if offsets is None else offsets[lane]))
+            self.next_clients.append(Client(samples, steps, keys[lane], None if offsets is None else offsets[lane]))
 
     def step(self) -> float:
         """Train the clients that `prepare` chose, one after another, and return their mean loss."""
         train = self.train_fedabml if isinstance(self.algorithm, FedABML) else self.train_fedavg
         sums, losses = [torch.zeros_like(self.mean), torch.zeros_like(self.logstd)], []
-        for client in self.next:
+        for client in self.next_clients:
             samples = self.cohort.data.batch(client.samples)
             update, steps = train(client, self.batches(samples.x, samples.y, client.steps))
             losses.append(torch.stack(steps).mean())
             for total, value in zip(sums, update, strict=False):
-                total.add_(value, alpha=1 / len(self.next))
+                total.add_(value, alpha=1 / len(self.next_clients))
         self.mean, self.logstd = sums
         loss = torch.stack(losses).mean().item()
         if self.mean.is_cuda:
@@ -240,8 +240,8 @@ def best_format(setup: Setup, autocast: torch.dtype | None = None, steps: int = 
     for channels_last in (False, True):
         loop = Loop(setup, channels_last=channels_last, autocast=autocast)
         loop.prepare()
-        client = loop.next[0]
-        loop.next = [client._replace(steps=list(itertools.islice(itertools.cycle(client.steps), steps)))]
+        client = loop.next_clients[0]
+        loop.next_clients = [client._replace(steps=list(itertools.islice(itertools.cycle(client.steps), steps)))]
         loop.step()
         start = time.perf_counter()
         loop.step()

@@ -30,7 +30,7 @@ from ..engine.rounds import Simulation, run_rounds
 from ..errors import TrainingError
 from ..runs.prepare import Setup, prepare
 from ..version import __version__
-from .loop import KNOWN, Loop, best_format
+from .loop import IMPLEMENTED, Loop, best_format
 from .workloads import Workload
 
 # How far the first rounds' mean losses may differ, relatively, for the arithmetic to count as the same.
@@ -49,7 +49,7 @@ TITLES = {
 def weight_samples(lr: float, s: int = 5) -> FedABML:
     """Return FedABML with s samples of all weights, the paper's estimator, which the loop computes, too."""
     names = {f.name for f in dataclasses.fields(FedABML)}
-    return FedABML(lr=lr, s=s, **{name: value for name, value in KNOWN.items() if name in names})
+    return FedABML(lr=lr, s=s, **{name: value for name, value in IMPLEMENTED.items() if name in names})
 
 
 def algorithms(lr: float) -> dict[str, Algorithm]:
@@ -98,8 +98,8 @@ class Engine:
             self.step()
 
     def _is_warm(self) -> bool:
-        often = self.executor.policy.record_after
-        return self.executor.settled and all(count >= often for count in self.executor.times_taken.values())
+        runs_needed = self.executor.policy.record_after
+        return self.executor.settled and all(count >= runs_needed for count in self.executor.times_taken.values())
 
     def timed(self) -> float:
         """Return the seconds of a round, as the mean of a block; raises TrainingError if training diverges."""
@@ -185,11 +185,11 @@ class Terms(NamedTuple):
         return Runner(partial(Engine, setup), partial(dtype_of, self.dtype, self.device))
 
     def race(self, runners: Mapping[str, Runner]) -> dict[str, Times]:
-        """Time these sides."""
+        """Time the sides that `runners` make, by name."""
         return race(runners, self.device, self.turns, self.budget)
 
     def record(self, setup: Setup, times: Mapping[str, Times]) -> dict[str, Any]:
-        """Return what every record holds."""
+        """Return the entries that the records of all races have."""
         return {
             "workload": self.work.name,
             "said": self.work.description,
@@ -211,7 +211,7 @@ def race_loop(terms: Terms, algorithm: Algorithm) -> dict[str, Any]:
     """
     half, start = terms.dtype in HALF, time.perf_counter()
     ours = terms.setup(algorithm)
-    ready = time.perf_counter() - start
+    setup_seconds = time.perf_counter() - start
     exact = "float32" if half else terms.dtype
     theirs = terms.setup(algorithm, dtype=exact) if half else ours
 
@@ -235,21 +235,21 @@ def race_loop(terms: Terms, algorithm: Algorithm) -> dict[str, Any]:
     if terms.compile:
         runners["compiled"] = terms.engine(terms.setup(algorithm, compile=True))
     times = terms.race(runners)
-    times["ours"] = times["ours"]._replace(first=ready + times["ours"].first)
+    times["ours"] = times["ours"]._replace(first=setup_seconds + times["ours"].first)
     loss = times["loop"].loss
     if isinstance(algorithm, FedABML) or ours.cohort.network.dropout:  # only then is there noise to be made the same
         settings_of_loop()
-        check = Loop(theirs, keyed=True, channels_last=channels_last)
-        check.prepare()
-        loss = check.step()
-    apart = abs(loss - times["ours"].loss) / abs(loss)
+        keyed_loop = Loop(theirs, keyed=True, channels_last=channels_last)
+        keyed_loop.prepare()
+        loss = keyed_loop.step()
+    difference = abs(loss - times["ours"].loss) / abs(loss)
     ratio = {n: t.round / times["ours"].round for n, t in times.items() if n.startswith("loop")}
     # These two are ours, too, and stand against the loop.
     ratio |= {n: times["loop"].round / times[n].round for n in ("local", "compiled") if n in times}
     return terms.record(ours, times) | {
         "losses": [times["ours"].loss, loss],
-        "apart": apart,
-        "agree": bool(apart <= AGREE[terms.dtype]),
+        "apart": difference,
+        "agree": bool(difference <= AGREE[terms.dtype]),
         "channels_last": channels_last,
         "ratio": ratio,
         "roofline": roofline(terms.work, theirs, times["ours"].round / terms.work.steps),
@@ -266,8 +266,8 @@ def race_setups(
 
     `bases` names for a side the one that its time is divided by; `cpu` has the same ratios of processor time.
     """
-    before = arrange or (lambda name: dtype_of(terms.dtype, terms.device))
-    times = terms.race({n: Runner(partial(Engine, setup), partial(before, n)) for n, setup in setups.items()})
+    arrange_side = arrange or (lambda name: dtype_of(terms.dtype, terms.device))
+    times = terms.race({n: Runner(partial(Engine, setup), partial(arrange_side, n)) for n, setup in setups.items()})
     cpu = {name: statistics.median(t.cpu) for name, t in times.items()}
     return terms.record(setups[next(iter(bases))], times) | {
         "ratio": {name: times[name].round / times[base].round for name, base in bases.items()},
@@ -338,7 +338,7 @@ def roofline(work: Workload, setup: Setup, step: float) -> dict[str, float]:
     """
     cohort, loop, outputs = setup.cohort, Loop(setup), list[int]()
     loop.prepare()
-    client = loop.next[0]
+    client = loop.next_clients[0]
     samples = cohort.data.batch(client.samples)
     x, y = samples.x[client.steps[0]], samples.y[client.steps[0]]
     layers = [m for m in loop.module.modules() if any(True for _ in m.parameters(recurse=False))]
