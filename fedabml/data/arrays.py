@@ -90,8 +90,8 @@ def as_targets(y: np.ndarray, task: str, subject: str) -> np.ndarray:
             return y.reshape(len(y), -1).astype(np.float32, copy=False)
     if task in STRUCTURED:
         if y.ndim != 2 or not y.shape[1]:
-            need = "[n, labels] of 0 and 1" if task == "multilabel" else "[n, steps], a class number per step"
-            raise InputError(f"{subject} has the shape {list(y.shape)}; the task {task} needs {need}.")
+            needed_shape = "[n, labels] of 0 and 1" if task == "multilabel" else "[n, steps], a class number per step"
+            raise InputError(f"{subject} has the shape {list(y.shape)}; the task {task} needs {needed_shape}.")
     else:
         y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
         if y.ndim != 1:
@@ -163,8 +163,8 @@ def check_parts(
         if entries is not None and len(entries) != count:
             raise InputError(f"There are training data of {count} clients, but {subject} of {len(entries)}.")
     if len(set(names)) < count:
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise InputError(f"Two clients are called '{twice}'. Give every client a name of its own.")
+        repeated_name = next(name for i, name in enumerate(names) if name in names[:i])
+        raise InputError(f"Two clients are called '{repeated_name}'. Give every client a name of its own.")
     parts = []
     for split, (key, word) in enumerate(SPLIT_WORDS.items()):
         for i, pair in enumerate(() if (pairs := data[key]) is None else pairs):
@@ -220,9 +220,9 @@ def large_enough(sizes: Sequence[int], names: Sequence[str], drop_small: bool) -
     small = [i for i, size in enumerate(sizes) if size < 2]
     if small and not drop_small:
         i = small[0]
-        more = f", and {len(small) - 1} more clients have fewer than two" if len(small) > 1 else ""
+        others = f", and {len(small) - 1} more clients have fewer than two" if len(small) > 1 else ""
         raise InputError(
-            f"client '{names[i]}' (number {i}) has {sizes[i]} training sample{'s' * (sizes[i] != 1)}{more}; two are "
+            f"client '{names[i]}' (number {i}) has {sizes[i]} training sample{'s' * (sizes[i] != 1)}{others}; two are "
             f"the least to learn from. Leave such clients out with drop_small=True (--drop-small)."
         )
     if len(small) == len(sizes):
@@ -252,9 +252,9 @@ def check_values(
             f"The largest class number is {count - 1}, with only {len(y)} samples; is it a stray value? Number the "
             "classes from 0, or give their number as classes=."
         )
-    bad = (y < 0) | (y >= count)
-    if bad.any():
-        sample = int(np.argmax(bad))
+    out_of_range = (y < 0) | (y >= count)
+    if out_of_range.any():
+        sample = int(np.argmax(out_of_range))
         raise InputError(
             f"{describe(sample)} has the label {y[sample]}, outside 0..{count - 1}. Number the classes from 0; "
             f"if there are classes that no training sample shows, give their number as classes=."
@@ -271,9 +271,9 @@ def _check_structured(
     else:
         count = int(y[train].max()) + 1 if classes is None else checked_integer(classes, "classes")
         allowed = f"0..{count - 1} (and -1 for steps to leave out)"
-    bad = ((y < -1) | (y >= count)).any(1)
-    if bad.any():
-        sample = int(np.argmax(bad))
+    out_of_range = ((y < -1) | (y >= count)).any(1)
+    if out_of_range.any():
+        sample = int(np.argmax(out_of_range))
         value = next(v for v in y[sample] if not -1 <= v < count)
         raise InputError(f"{describe(sample)} has the label {value}; the labels of the task {task} are {allowed}.")
     empty = (y < 0).all(1)

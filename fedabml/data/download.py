@@ -58,12 +58,12 @@ def download(
                     break
                 time.sleep(pause if attempt + 1 < TRIES else 0)
                 continue
-            got = digest(part)
-            if got == md5:
+            found_md5 = digest(part)
+            if found_md5 == md5:
                 part.replace(path)
                 return path
             part.unlink()
-            failure = f"{url}: the file has the md5 {got} instead of {md5}, so it was removed"
+            failure = f"{url}: the file has the md5 {found_md5} instead of {md5}, so it was removed"
             if not resumed:  # a whole file, and the wrong one: another request would give the same
                 break
         failures.append(failure)
@@ -81,30 +81,30 @@ def digest(path: Path) -> str:
 
 def _fetch(url: str, part: Path, progress: Progress | None, timeout: float) -> None:
     """Complete `part`, from its present length if the server allows it, else from the start."""
-    done = part.stat().st_size if part.exists() else 0
+    received = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"User-Agent": "fedabml"})
-    if done:
-        request.add_header("Range", f"bytes={done}-")
+    if received:
+        request.add_header("Range", f"bytes={received}-")
     try:
         response = urllib.request.urlopen(request, timeout=timeout)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and done:  # there is nothing after our bytes: the checksum decides whether they are all
+        if error.code == 416 and received:  # nothing comes after our bytes: the checksum decides whether they are all
             return
         raise
     with response:
-        if response.status != 206 or not response.headers.get("Content-Range", "").startswith(f"bytes {done}-"):
+        if response.status != 206 or not response.headers.get("Content-Range", "").startswith(f"bytes {received}-"):
             if response.status == 206:
                 part.unlink()
                 raise OSError("the server sent another part of the file than the one requested")
-            done = 0
+            received = 0
         length = response.headers.get("Content-Length")
-        total = done + int(length) if length is not None else None
+        total = received + int(length) if length is not None else None
         with open_append(part) as file:
-            file.truncate(done)
+            file.truncate(received)
             while block := response.read(BLOCK):
                 file.write(block)
-                done += len(block)
+                received += len(block)
                 if progress:
-                    progress(done, total)
-    if total is not None and done < total:
-        raise OSError(f"the connection ended after {done} of {total} bytes")
+                    progress(received, total)
+    if total is not None and received < total:
+        raise OSError(f"the connection ended after {received} of {total} bytes")

@@ -46,14 +46,14 @@ def once(path: str | os.PathLike[str], options: Hashable, read: Callable[[], T])
     if _OPEN:
         _CACHE[key] = content
         total, free = host_memory()
-        most = LIMIT if free >= total // 4 else 2  # a table's columns and the federation made of them
-        for oldest in list(_CACHE)[:-most]:
+        limit = LIMIT if free >= total // 4 else 2  # a table's columns and the federation made of them
+        for oldest in list(_CACHE)[:-limit]:
             _CACHE.pop(oldest, None)
     return content
 
 
 def _fingerprint(path: Path) -> Hashable:
-    """Return what changes with a file, or with the clients' files or images in a folder; None if it is unreadable."""
+    """Return name, inode, size and times of a file, or of the clients' files in a folder; None if it is unreadable."""
     try:
         files = (sorted(path.glob("*.npz")) or sorted(path.rglob("*.*"))) if path.is_dir() else [path]
         statuses = [(str(file), file.stat()) for file in files]

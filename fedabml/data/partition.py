@@ -79,17 +79,17 @@ def dirichlet(
     rng = generator(seed, DIRICHLET_CLASSES if by == "classes" else DIRICHLET)
     for _ in range(REDRAWS):
         if by == "classes":
-            share = rng.dirichlet(np.full(clients, alpha), classes).T
-            if _sizes(y_train, share).min() < min_samples:  # known before the samples are shuffled
+            proportions = rng.dirichlet(np.full(clients, alpha), classes).T
+            if _sizes(y_train, proportions).min() < min_samples:  # known before the samples are shuffled
                 continue
         else:
-            share = rng.dirichlet(np.full(classes, alpha), clients)
-            if not (share.sum(0) > 0).all():  # tiny alpha: a class that nobody wants
+            proportions = rng.dirichlet(np.full(classes, alpha), clients)
+            if not (proportions.sum(0) > 0).all():  # tiny alpha: a class that nobody wants
                 continue
-            share /= share.sum(0)
-        train = _proportional(y_train, share, rng)
+            proportions /= proportions.sum(0)
+        train = _proportional(y_train, proportions, rng)
         if train.counts.min() >= min_samples:
-            return train, _proportional(y_test, share, rng)
+            return train, _proportional(y_test, proportions, rng)
     raise InputError(
         f"{REDRAWS} draws of Dirichlet({alpha}) for {clients} clients each left someone with fewer than {min_samples} "
         f"training samples. Raise alpha, take fewer clients, or lower min_samples."
@@ -198,15 +198,15 @@ def _deal_distinct(shards: np.ndarray, clients: int, hand: int, rng: np.random.G
     A class with as many `shards` [K] left as there are hands must be in this one; the others are drawn by weight. So no
     class ever has more shards than hands left, and since S shards per hand remain, at least S classes always do.
     """
-    left = shards.copy()
+    shards_left = shards.copy()
     hands = np.empty((clients, hand), np.int64)
     for i in range(clients):
         # log(u)/w ranks like a weighted draw without replacement (Efraimidis and Spirakis 2006)
         with np.errstate(divide="ignore"):
-            rank = np.where(left > 0, np.log(1 - rng.random(len(left))) / left, -np.inf)
-        rank[left == clients - i] = np.inf
+            rank = np.where(shards_left > 0, np.log(1 - rng.random(len(shards_left))) / shards_left, -np.inf)
+        rank[shards_left == clients - i] = np.inf
         hands[i] = np.argsort(-rank, kind="stable")[:hand]
-        left[hands[i]] -= 1
+        shards_left[hands[i]] -= 1
     return hands[shuffled(clients, rng)]
 
 
@@ -226,26 +226,26 @@ def _cut(y: np.ndarray, hands: np.ndarray, rng: np.random.Generator, split: str)
     return Rows.by_owner(owner, clients)
 
 
-def _ends(share: np.ndarray, samples: int) -> np.ndarray:
+def _ends(proportions: np.ndarray, samples: int) -> np.ndarray:
     """Return where each client's part of a class's `samples` ends, for its shares [N] of the class."""
-    return np.append(np.rint(np.cumsum(share)[:-1] * samples).astype(np.int64), samples)
+    return np.append(np.rint(np.cumsum(proportions)[:-1] * samples).astype(np.int64), samples)
 
 
-def _sizes(y: np.ndarray, share: np.ndarray) -> np.ndarray:
+def _sizes(y: np.ndarray, proportions: np.ndarray) -> np.ndarray:
     """Count the samples that `_proportional` would give to each client, int [N]."""
-    counts = np.bincount(y, minlength=share.shape[1])
-    ends = [_ends(part, n) for part, n in zip(share.T, counts, strict=True)]
+    counts = np.bincount(y, minlength=proportions.shape[1])
+    ends = [_ends(part, n) for part, n in zip(proportions.T, counts, strict=True)]
     return np.diff(ends, prepend=0).sum(0)
 
 
-def _proportional(y: np.ndarray, share: np.ndarray, rng: np.random.Generator) -> Rows:
-    """Divide every class k at random by the proportions `share[:, k]`."""
+def _proportional(y: np.ndarray, proportions: np.ndarray, rng: np.random.Generator) -> Rows:
+    """Divide every class k at random by the proportions `proportions[:, k]`."""
     owner = np.empty(len(y), np.int64)
-    for c, part in enumerate(share.T):
+    for c, part in enumerate(proportions.T):
         samples = np.flatnonzero(y == c)
         ends = _ends(part, len(samples))
         owner[samples[shuffled(len(samples), rng)]] = np.searchsorted(ends, np.arange(len(samples)), side="right")
-    return Rows.by_owner(owner, len(share))
+    return Rows.by_owner(owner, len(proportions))
 
 
 def _check_clients(y_train: np.ndarray, y_test: np.ndarray, clients: int, least: int = 1) -> int:
