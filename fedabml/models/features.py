@@ -1,4 +1,4 @@
-"""What a module computes on the way to its outputs: its last hidden layer, and the channels of its convolutions."""
+"""Features that a module computes on the way to its outputs: its last hidden layer, its convolutions' channels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 class LayerOutputs(NamedTuple):
-    """What the layers of a module return for a batch of inputs."""
+    """The outputs of a module's layers for a batch of inputs."""
 
     hidden: Tensor | None  # the input of the last linear layer [batch, h]; None without one, or if it mixes examples
     maps: tuple[Tensor, ...]  # means of the rectified channels over the image [batch, c], a map for every size of image

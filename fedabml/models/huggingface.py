@@ -36,10 +36,10 @@ def load_folder(path: str | os.PathLike[str], shape: Sequence[int], outputs: int
     config = _checked_config(folder)
     transformers = _imported()
     images = len(shape) == 3
-    kind = transformers.AutoModelForImageClassification if images else transformers.AutoModelForSequenceClassification
+    loader = transformers.AutoModelForImageClassification if images else transformers.AutoModelForSequenceClassification
     try:
         with _quiet(transformers):
-            model, report = kind.from_pretrained(
+            model, report = loader.from_pretrained(
                 os.path.realpath(folder), num_labels=outputs, ignore_mismatched_sizes=True, output_loading_info=True,
                 local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32,
                 attn_implementation="eager",
@@ -76,9 +76,9 @@ def _checked_config(folder: Path) -> dict[str, Any]:
     files = ("model.safetensors", "model.safetensors.index.json")
     if not any((folder / name).is_file() for name in files):
         pickled = next((file.name for file in sorted(folder.iterdir()) if file.suffix in (".bin", ".pt", ".pth")), None)
-        why = f"; '{pickled}' is pickled, and loading it could run code" if pickled else ""
+        hint = f"; '{pickled}' is pickled, and loading it could run code" if pickled else ""
         raise InputError(
-            f"'{folder}' has no weights in safetensors files (model.safetensors){why}. Save the model with "
+            f"'{folder}' has no weights in safetensors files (model.safetensors){hint}. Save the model with "
             "model.save_pretrained(folder)."
         )
     return config

@@ -164,11 +164,11 @@ def build(
 
 def _built(code: UserCode, from_data: dict[str, Any], options: dict[str, Any]) -> nn.Module:
     """Call a user's class or function with `options`, and with `shape` and `outputs` if it has such parameters."""
-    where, parameters = f"'{code.typed}'", inspect.signature(code.value).parameters
+    subject, parameters = f"'{code.typed}'", inspect.signature(code.value).parameters
     any_name = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name in options:
         if name not in parameters and not any_name:
-            raise InputError(f"{where} takes no option '{name}'.{nearest(name, parameters)}")
+            raise InputError(f"{subject} takes no option '{name}'.{nearest(name, parameters)}")
     arguments = {name: value for name, value in from_data.items() if name in parameters} | options
     missing = [
         name
@@ -179,7 +179,7 @@ def _built(code: UserCode, from_data: dict[str, Any], options: dict[str, Any]) -
     ]
     if missing:
         raise InputError(
-            f"{where} needs a value for {', '.join(missing)}: --set model_options.{missing[0]}=… gives it one. "
+            f"{subject} needs a value for {', '.join(missing)}: --set model_options.{missing[0]}=… gives it one. "
             "Parameters that are called shape (of one example) and outputs get their values from the data."
         )
     try:
@@ -188,9 +188,11 @@ def _built(code: UserCode, from_data: dict[str, Any], options: dict[str, Any]) -
         raise
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise InputError(f"{where} cannot be made with {', '.join(arguments) or 'no arguments'}: {reason}.") from error
+        raise InputError(
+            f"{subject} cannot be made with {', '.join(arguments) or 'no arguments'}: {reason}."
+        ) from error
     if not isinstance(module, nn.Module):
-        raise InputError(f"{where} must make a torch.nn.Module; it makes an object of type {type(module).__name__}.")
+        raise InputError(f"{subject} must make a torch.nn.Module; it makes an object of type {type(module).__name__}.")
     return module
 
 
