@@ -40,7 +40,7 @@ def _axis(run: Run, label: str = "") -> Axis:
     return Axis(label or run.metric, "number" if run.regression else "percent")
 
 
-def _word(run: Run) -> str:
+def _metric_word(run: Run) -> str:
     return "RMSE" if run.regression else "accuracy"
 
 
@@ -53,7 +53,7 @@ def loss(runs: Sequence[Run]) -> Figure | None:
 
 def progress(runs: Sequence[Run], theme: Theme | None = None) -> Figure | None:
     """Draw accuracy (or RMSE) per evaluated round, with bands over seeds; a single run also shows its prior alone."""
-    metric, word, series = runs[0].metric, _word(runs[0]), _curves(runs, runs[0].metric, theme)
+    metric, word, series = runs[0].metric, _metric_word(runs[0]), _curves(runs, runs[0].metric, theme)
     if len(runs) == 1 and series:
         series = [replace(series[0], name="personal models")]
         for key, name in ((f"prior_level_{metric}", "prior + label level"), (f"prior_{metric}", "prior alone")):
@@ -120,8 +120,8 @@ def _client_dots(
     if drawn_count < total:
         reading += f" {drawn_count:,} of {total:,} dots are drawn: {which}. The file clients.csv holds every client."
     if any(run.small_clients for run in runs):
-        few = f"fewer than {FEW_ROWS} {runs[0].split} rows"
-        reading += f" Smaller dots are clients with {few}; chance decides where they lie."
+        few_rows = f"fewer than {FEW_ROWS} {runs[0].split} rows"
+        reading += f" Smaller dots are clients with {few_rows}; chance decides where they lie."
     return _figure(scatter, series, title, reading, theme=_TALL, **options)
 
 
@@ -144,7 +144,7 @@ def _ranked(
 
 def spread(runs: Sequence[Run]) -> Figure | None:
     """Draw every client's accuracy (or RMSE), sorted."""
-    y = _axis(runs[0], f"{runs[0].split} {_word(runs[0])}")
+    y = _axis(runs[0], f"{runs[0].split} {_metric_word(runs[0])}")
     reading = "Each dot is a client. A flat row means that all clients do equally well; those at the left end do worst."
     x = "clients, from the worst-off to the best-off"
     return _ranked(runs, runs[0].metric, "Clients from worst to best", x, y, reading, falling=runs[0].regression)
@@ -152,8 +152,8 @@ def spread(runs: Sequence[Run]) -> Figure | None:
 
 def coverage(runs: Sequence[Run]) -> Figure | None:
     """Draw every client's share of targets inside the 90% interval, sorted."""
-    least = min([0.8, *(v for row in _scored(runs, "coverage") for v, *_ in row)])
-    y = Axis(f"share of {runs[0].split} targets inside", "percent", (max(math.floor(least * 10) / 10, 0.0), 1.0))
+    lowest = min([0.8, *(v for row in _scored(runs, "coverage") for v, *_ in row)])
+    y = Axis(f"share of {runs[0].split} targets inside", "percent", (max(math.floor(lowest * 10) / 10, 0.0), 1.0))
     reading = (
         "Each dot is a client. On the dashed line the intervals are as wide as they claim; below it they are too "
         f"narrow, above it too wide. A client with few {runs[0].split} samples strays from the line by chance."
@@ -174,7 +174,7 @@ def personal_gain(runs: Sequence[Run]) -> Figure | None:
             if before is not None:
                 row.append((before, after, client, name))
     names = ("prior + label level" if level else "prior alone", "personal model")
-    x, y = (replace(axis, label=f"{_word(runs[0])} of the {model}") for model in names)
+    x, y = (replace(axis, label=f"{_metric_word(runs[0])} of the {model}") for model in names)
     gain, harm = ("below", "above") if runs[0].regression else ("above", "below")
     reading = f"Each dot is a client. Clients {gain} the dashed line gain from personalising, clients {harm} it lose."
     reading += " The prior already uses the client's own label frequencies (the label level)." * level
@@ -264,13 +264,13 @@ def entropies(
     bin_edges = [edge for edge in edges if edge is not None]
     if len(bin_edges) < 2 or len(bin_edges) < len(edges) or any(len(row) != len(edges) - 1 for row in rows):
         return None
-    several, series = len(runs) > 1, []
-    title += f": {runs[i].name}" * several
+    is_one_of_several, series = len(runs) > 1, []
+    title += f": {runs[i].name}" * is_one_of_several
     for name, row in zip(groups.values(), rows, strict=True):
         total = sum(count or 0.0 for count in row) or 1.0
         series.append(Series(name, [(count or 0.0) / total for count in row]))
     x, y = Axis("entropy (nats)"), Axis("share of the predictions of each group", "percent")
-    theme = replace(_TALL, colours=(PAGE.style(i).colour, PAGE.ink if several else PAGE.colours[1]))
+    theme = replace(_TALL, colours=(PAGE.style(i).colour, PAGE.ink if is_one_of_several else PAGE.colours[1]))
     return Figure(title, histogram(bin_edges, series, title=title, x=x, y=y, theme=theme), reading, run=_slot(runs, i))
 
 
@@ -311,9 +311,9 @@ def _layers(run: Run) -> list[Figure]:
     ):
         rows = [parts[name] for parts in layers.values()]
         ends = [v for row in rows for v in row]
-        wide = min(ends) > 0 and max(ends) > 20 * min(ends)  # then the axis has powers of ten
-        low, middle, high = zip(*([math.log10(v) if wide else v for v in row] for row in rows), strict=True)
-        series, x = [Series(name, middle, low=low, high=high)], Axis(label, "power" if wide else "number")
+        is_logarithmic = min(ends) > 0 and max(ends) > 20 * min(ends)  # then the axis has powers of ten
+        low, middle, high = zip(*([math.log10(v) if is_logarithmic else v for v in row] for row in rows), strict=True)
+        series, x = [Series(name, middle, low=low, high=high)], Axis(label, "power" if is_logarithmic else "number")
         svg = ranges(list(layers), series, title=title, x=x, theme=theme)
         reading += " A dot is the median of a layer, its line the middle half of the weights."
         figures.append(Figure(title, svg, reading))
@@ -333,8 +333,8 @@ def partitions(runs: Sequence[Run]) -> list[Figure]:
     figures = []
     for svg, group in holders.items():
         run = group[0]
-        held = "how many training samples it has" if run.regression else "the classes of its training samples"
-        reading = f"Each row is a client and shows {held}. Clients with similar rows have similar data."
+        content = "how many training samples it has" if run.regression else "the classes of its training samples"
+        reading = f"Each row is a client and shows {content}. Clients with similar rows have similar data."
         reading += f" Used by {', '.join(holder.name for holder in group)}." * (len(holders) > 1)
         reading += f" {run.divided}" * bool(run.divided)
         figures.append(Figure("Who holds what" + f": {run.partition_kind}" * bool(run.partition_kind), svg, reading))

@@ -61,8 +61,10 @@ class Partition:
     @property
     def headline(self) -> str:
         """How many clients and training samples there are, in a line."""
-        least, middle, largest = int(self.sizes.min()), float(np.median(self.sizes)), int(self.sizes.max())
-        span = f", {largest:,} each" if least == largest else f", {least:,} to {largest:,} each, median {middle:,.0f}"
+        smallest, median, largest = int(self.sizes.min()), float(np.median(self.sizes)), int(self.sizes.max())
+        span = f", {largest:,} each"
+        if smallest < largest:
+            span = f", {smallest:,} to {largest:,} each, median {median:,.0f}"
         shortened = f" (the first {len(self.sizes):,} shown)" if len(self.sizes) < self.clients else ""
         clients = f"{self.clients:,} client{'s' * (self.clients != 1)}{shortened}"
         return f"{clients} · {self.samples:,} training samples{span if self.clients > 1 else ''}"

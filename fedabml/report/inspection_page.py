@@ -11,7 +11,7 @@ from .page import Cell, Row, Section, Table
 def render_inspection(inspection: Inspection) -> str:
     """Return the page as one HTML document."""
     listed = min(len(inspection.clients), MOST_CLIENTS)
-    some = (
+    shown_note = (
         f" The first {listed} of {len(inspection.clients)} clients are shown."
         if listed < len(inspection.clients)
         else ""
@@ -27,17 +27,17 @@ def render_inspection(inspection: Inspection) -> str:
             for c, values in ((c, c.total.without_gaps.text) for c in inspection.columns)
         ],
     )
-    held = [column for column in inspection.columns if column.use != "client"]
+    described = [column for column in inspection.columns if column.use != "client"]
     rows = [
-        Row([Cell(name), Cell(f"{count:,}", count), *(Cell(column.clients[i].text) for column in held)])
+        Row([Cell(name), Cell(f"{count:,}", count), *(Cell(column.clients[i].text) for column in described)])
         for i, (name, count) in enumerate(zip(inspection.clients[:listed], inspection.rows[:listed], strict=True))
     ]
-    clients = Table(("client", "rows", *(column.name for column in held)), rows)
+    clients = Table(("client", "rows", *(column.name for column in described)), rows)
     reading = "Numbers: median [5%, 95% of the values are below]. Words: the commonest, its share, how many there are."
     sections = [
         warnings,
         Section("Columns", tables=[columns], notes=[reading]),
-        Section("Values at every client", tables=[clients], notes=[reading + some]),
+        Section("Values at every client", tables=[clients], notes=[reading + shown_note]),
     ]
     size = f"{sum(inspection.rows):,} rows, {len(inspection.clients):,} clients, {len(inspection.columns):,} columns"
     return page.document(f"{inspection.dataset}: what the table holds", size, sections)
