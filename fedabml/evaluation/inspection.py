@@ -73,11 +73,11 @@ def inspect_table(
     The arguments are those of `fedabml.read_table`. A column that training would refuse is among the warnings.
     """
     named = isinstance(path, str | os.PathLike)
-    where, frame = str(path) if named else "The table", as_frame(path, (id,) if id else ())
+    source, frame = str(path) if named else "The table", as_frame(path, (id,) if id else ())
     options = TableOptions(client, target, drop=drop, id=id, dates=dates, split_by=split_by)
-    options.check(frame, where)
+    options.check(frame, source)
     for name in (client, target):
-        refuse_gaps(frame[name], f"{where}: column '{name}' has no value")
+        refuse_gaps(frame[name], f"{source}: column '{name}' has no value")
     names, owners = clients_of(frame[client])
     columns = profile_columns(frame, options, owners)
     features = [column for column in columns if column.use in ("feature", "date")]
@@ -116,19 +116,19 @@ def _leak(frame: pd.DataFrame, column: ColumnProfile, target: ColumnProfile) -> 
     pairs = len(np.unique(code * len(classes) + y))
     if pairs == len(values) and 2 * len(values) <= len(texts):
         one_to_one = pairs == len(classes)
-        how = "equals" if texts == labels else "determines one-to-one" if one_to_one else "determines"
-        yield f"Column '{name}' {how} the target '{goal}' in every row. {way}"
+        relation = "equals" if texts == labels else "determines one-to-one" if one_to_one else "determines"
+        yield f"Column '{name}' {relation} the target '{goal}' in every row. {way}"
         return
     gaps = np.array([not text for text in texts])
     score = numbers(frame[name], name) if column.kind != "words" else None
-    area = _alone(code, score, y, len(classes))
+    area = _auroc_of_column(code, score, y, len(classes))
     if area >= NEARLY:
         yield f"Column '{name}' alone nearly predicts '{goal}' (AUROC {area:.3f}). {way}"
-    elif gaps.any() and (area := _alone(gaps.astype(np.int64), None, y, len(classes))) >= NEARLY:
+    elif gaps.any() and (area := _auroc_of_column(gaps.astype(np.int64), None, y, len(classes))) >= NEARLY:
         yield f"Whether '{name}' has a value nearly predicts '{goal}' (AUROC {area:.3f}). {way}"
 
 
-def _alone(code: np.ndarray, score: np.ndarray | None, y: np.ndarray, classes: int) -> float:
+def _auroc_of_column(code: np.ndarray, score: np.ndarray | None, y: np.ndarray, classes: int) -> float:
     """Return the AUROC of the target's classes [n] given one column alone; 0 where classes are too small to tell.
 
     Numbers are their own `score` [n] if there are two classes; else each value (or a bin of numbers) is scored by its
@@ -154,10 +154,10 @@ def _alone(code: np.ndarray, score: np.ndarray | None, y: np.ndarray, classes: i
     half = place % 2  # every class gives half of its rows to either half
     rates = np.empty((len(y), classes))
     for side in (0, 1):
-        rest, here = half != side, half == side
-        table = np.bincount(code[rest] * classes + y[rest], minlength=(code.max() + 1) * classes)
+        other_half, this_half = half != side, half == side
+        table = np.bincount(code[other_half] * classes + y[other_half], minlength=(code.max() + 1) * classes)
         table = table.reshape(-1, classes) + counts / counts.sum()
-        rates[here] = (table / table.sum(1, keepdims=True))[code[here]]
+        rates[this_half] = (table / table.sum(1, keepdims=True))[code[this_half]]
     columns = range(classes) if classes > 2 else (1,)
     return max(best, float(np.mean([auroc(rates[:, c], y == c) for c in columns])))
 

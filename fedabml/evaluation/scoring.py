@@ -237,9 +237,9 @@ def _score_run(
     summary |= {f"prior_{name}": None for name in measures}
     prior = cohort.algorithm.prior(entry.shared) if with_prior else None
     for prefix, predictions in (_prior_predictions(entry, prior, rows.index, client) if prior else {}).items():
-        alone, alone_pooled, _ = score(predictions, y, owner, len(scored))
-        values |= {f"{prefix}_{k}": v for k, v in alone.items()}
-        summary |= {f"{prefix}_{name}": alone_pooled.get(name, float(alone[name].mean())) for name in measures}
+        prior_scores, prior_pooled, _ = score(predictions, y, owner, len(scored))
+        values |= {f"{prefix}_{k}": v for k, v in prior_scores.items()}
+        summary |= {f"{prefix}_{name}": prior_pooled.get(name, float(prior_scores[name].mean())) for name in measures}
     columns = {name: np.full(fed.clients, np.nan) for name in values}
     for name, column in columns.items():
         column[scored] = values[name]
@@ -256,12 +256,12 @@ def _gather(
     world, kind = entry.world, _kind(entry.cohort)
     if world.size == 1:
         return kind.concatenate(parts), flags
-    own = kind.concatenate(parts).columns() if parts else np.zeros((0, 0))
+    local_columns = kind.concatenate(parts).columns() if parts else np.zeros((0, 0))
     widths = torch.zeros(world.size, dtype=torch.float64)
-    widths[world.rank] = own.shape[1]  # a process without clients cannot know how many draws there are
+    widths[world.rank] = local_columns.shape[1]  # a process without clients cannot know how many draws there are
     table = np.zeros((count, int(world.sum(widths).max()) + 1))
     if parts:
-        table[positions, 1:] = own
+        table[positions, 1:] = local_columns
     table[:, 0] = flags
     total = world.sum(torch.from_numpy(table)).numpy()
     fed = entry.cohort.fed
@@ -293,9 +293,9 @@ def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray, own
 
     def work(chunk: int) -> dict[str, list[Any]]:
         # Where memory is short, as many samples fit as in a training step of `chunk` clients.
-        most = 2 * ROWS if chunk >= cohort.fed.clients else max(FEW, min(2 * ROWS, chunk * cohort.batch_size))
+        batch_rows = 2 * ROWS if chunk >= cohort.fed.clients else max(FEW, min(2 * ROWS, chunk * cohort.batch_size))
         predictions: dict[str, list[Any]] = {"prior": []} | ({} if labels is None else {"prior_level": []})
-        for batch in (batch for block in blocks for batch in np.array_split(block, -(-len(block) // most))):
+        for batch in (batch for block in blocks for batch in np.array_split(block, -(-len(block) // batch_rows))):
             draws = outputs(lanes, lane, [index[batch]], None, key)
             predictions["prior"].append(prediction(cohort, draws))
             if labels is not None:
@@ -305,7 +305,7 @@ def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray, own
 
     positions, flags = np.concatenate([np.empty(0, int), *blocks]), np.zeros(len(index))
     parts = fit_in_memory([cohort], cohort.chunk, work)
-    return {prefix: _gather(entry, len(index), positions, own, flags)[0] for prefix, own in parts.items()}
+    return {prefix: _gather(entry, len(index), positions, part, flags)[0] for prefix, part in parts.items()}
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 import fedabml
 from fedabml.errors import InputError
 from fedabml.evaluation.decisions import auroc
-from fedabml.evaluation.inspection import _alone, _ranks
+from fedabml.evaluation.inspection import _auroc_of_column, _ranks
 
 pd = pytest.importorskip("pandas")
 N = 300
@@ -83,8 +83,8 @@ def test_the_areas_are_those_of_scikit_learn():
     y = rng.integers(0, 2, N)
     score = (y + rng.normal(0, 1, N)).round(1)
     assert auroc(score, y == 1) == pytest.approx(roc_auc_score(y, score))
-    assert _alone(np.zeros(N, int), score, y, 2) >= roc_auc_score(y, score) - 1e-12
-    assert _alone(rng.integers(0, 5, N), None, y, 2) < 0.65
+    assert _auroc_of_column(np.zeros(N, int), score, y, 2) >= roc_auc_score(y, score) - 1e-12
+    assert _auroc_of_column(rng.integers(0, 5, N), None, y, 2) < 0.65
     from scipy.stats import rankdata
 
     np.testing.assert_allclose(_ranks(score), rankdata(score))
