@@ -1,4 +1,4 @@
-"""What this machine has, and what a run would do on it and why. `forecast` estimates time and memory."""
+"""The parts of this machine, and how a run would be executed on it and why. `forecast` estimates time and memory."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ ESTIMATORS = {
     "local": "noise on the outputs of Linear layers, flipout on others: the same expectation, less variance",
     "flipout": "noise with random signs per example: the same expectation, less variance",
 }
-Facts = list[tuple[str, str]]
+LabelledLines = list[tuple[str, str]]
 
 
-def versions() -> Facts:
+def versions() -> LabelledLines:
     """Return the versions of fedabml, Python and the packages it uses."""
     rows = [
         ("fedabml", __version__),
@@ -58,7 +58,7 @@ def versions() -> Facts:
     return rows
 
 
-def devices() -> tuple[Facts, list[str]]:
+def devices() -> tuple[LabelledLines, list[str]]:
     """Return processors, memory and accelerators, and notes on what is wrong with them."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     rows, notes = [("CPU", f"{cores} core(s) for this process, {torch.get_num_threads()} thread(s) of torch")], []
@@ -74,8 +74,8 @@ def devices() -> tuple[Facts, list[str]]:
     if load > cores:
         notes.append(f"The machine is busy: a load of {load:.1f} on {cores} core(s). Runs and estimates will be slow.")
     if not torch.cuda.is_available():
-        why = "this torch is built without CUDA" if not torch.version.cuda else "torch finds no driver or no device"
-        return [*rows, ("GPU", f"none: {why}")], notes
+        reason = "this torch is built without CUDA" if not torch.version.cuda else "torch finds no driver or no device"
+        return [*rows, ("GPU", f"none: {reason}")], notes
     for i in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(i)
         rows.append((f"GPU {i}", f"{torch.cuda.get_device_name(i)}, {size(total)}, {size(free)} free"))
@@ -101,32 +101,32 @@ def graphs() -> str:
     return "" if x[0].item() == 1 else "a replayed graph gave a wrong result"
 
 
-def stored(folder: str | None) -> Facts:
+def stored(folder: str | None) -> LabelledLines:
     """Return the folder of datasets, and which datasets it holds."""
     catalogue = datasets(folder)
-    here = [d["name"] for d in catalogue if d["present"]]
+    present = [d["name"] for d in catalogue if d["present"]]
     absent = [d["name"] for d in catalogue if not d["present"]]
-    rows = [("data folder", str(data_dir(folder))), ("datasets here", ", ".join(here) or "none")]
+    rows = [("data folder", str(data_dir(folder))), ("datasets here", ", ".join(present) or "none")]
     return rows + ([("not here", f"{', '.join(absent)} (fedabml data get NAME)")] if absent else [])
 
 
-def choices(setup: Setup, options: dict[str, Any]) -> Facts:
-    """Return what `prepare` decided for a run, and why. `options` are the keys of its configuration."""
+def choices(setup: Setup, options: dict[str, Any]) -> LabelledLines:
+    """Return the choices that `prepare` made for a run, with reasons. `options` are the keys of its configuration."""
     cohort, device, hyper = setup.cohort, setup.cohort.device, setup.cohort.algorithm.values()
     cpu, batched = device.type == "cpu", cohort.batched
     if options.get("backend", "auto") != "auto":
-        how = "as requested"
+        backend_reason = "as requested"
     elif any("cannot be batched" in note for note in setup.notes):
-        how = "auto: this model cannot be batched over clients"
+        backend_reason = "auto: this model cannot be batched over clients"
     elif not cpu:
-        how = "auto: one batched program for all clients of a chunk"
+        backend_reason = "auto: one batched program for all clients of a chunk"
     else:
         lanes = "one batched program for a chunk" if batched else "one client at a time"
-        how = f"auto: the faster one for this model on this machine, {lanes}"
+        backend_reason = f"auto: the faster one for this model on this machine, {lanes}"
     auto = "auto: there is no accelerator" if cpu else "auto: the accelerator"
     rows = [
         ("device", f"{device} ({auto if options.get('device', 'auto') == 'auto' else 'as requested'})"),
-        ("backend", f"{cohort.backend} ({how}{', images channels-last' * cohort.network.channels_last})"),
+        ("backend", f"{cohort.backend} ({backend_reason}{', images channels-last' * cohort.network.channels_last})"),
     ]
     if cpu and cohort.workers == 1:
         rows.append(("threads", f"{torch.get_num_threads()}, all on the same clients"))
@@ -149,11 +149,11 @@ def choices(setup: Setup, options: dict[str, Any]) -> Facts:
 
 def _execution(executor: Executor) -> str:
     """Describe how the steps are executed."""
-    how = ", compiled (the first round waits for the compiler)" * executor.compile
-    how += f", compiled after round {executor.policy.decide_round} if that pays" * executor.undecided
+    compiling = ", compiled (the first round waits for the compiler)" * executor.compile
+    compiling += f", compiled after round {executor.policy.decide_round} if that pays" * executor.undecided
     if executor.capture:
-        return f"CUDA graphs, replayed{how}"
+        return f"CUDA graphs, replayed{compiling}"
     if not executor.record:
         return "launched one by one"
-    how = how or "; the C compiler fuses large ones" * bool(compiler())
-    return f"recorded after {executor.policy.record_after} runs, and replayed{how}"
+    compiling = compiling or "; the C compiler fuses large ones" * bool(compiler())
+    return f"recorded after {executor.policy.record_after} runs, and replayed{compiling}"

@@ -87,7 +87,7 @@ class Folder:
         The configuration must be that of the run, except for the keys in `free` (dotted if they are nested). A run of
         an earlier version may lack newer keys, if these have their `neutral` values.
         """
-        newer, checkpoints = neutral or {}, self.path / "checkpoints"
+        neutral_values, checkpoints = neutral or {}, self.path / "checkpoints"
         if checkpoints.is_symlink():
             raise InputError(f"'{checkpoints}' is a link. Replace it by a folder.")
         old = read_config(self.path)
@@ -95,7 +95,7 @@ class Folder:
             name: (a, b)
             for name, (a, b) in differences(old, json.loads(json.dumps(config))).items()
             if not any(name == key or name.startswith(key + ".") for key in free)
-            and not (a is None and name in newer and b == newer[name])
+            and not (a is None and name in neutral_values and b == neutral_values[name])
         }
         if differ:
             raise InputError(
@@ -103,17 +103,18 @@ class Folder:
                 "unchanged, or start a new run in another folder."
             )
         latest = self.load_latest()
-        done = latest.round if latest else 0
-        if done > config.get("rounds", done):
+        rounds_done = latest.round if latest else 0
+        if rounds_done > config.get("rounds", rounds_done):
             raise InputError(
-                f"The run in '{self.path}' already has {done} rounds. Resume it with {done} rounds or more."
+                f"The run in '{self.path}' already has {rounds_done} rounds. Resume it with {rounds_done} rounds "
+                "or more."
             )
-        for cut in (*self.path.glob(".*.part"), *checkpoints.glob(".*.part")):  # half-written files of a crash
-            cut.unlink(missing_ok=True)
+        for unfinished in (*self.path.glob(".*.part"), *checkpoints.glob(".*.part")):  # half-written files of a crash
+            unfinished.unlink(missing_ok=True)
         kept = {name: old[name] for name in free & old.keys() - config.keys()}
         sealed.write_json(self.path / "config.json", config | kept)
         open_append(self.path / "metrics.jsonl").close()  # refuses a link, which the next lines would follow
-        self.history = self._history(done)
+        self.history = self._history(rounds_done)
         write(self.path / "metrics.jsonl", "".join(map(sealed.sealed_line, self.history)))
         return latest
 
@@ -127,12 +128,12 @@ class Folder:
                     lines[line["round"]] = line
             except (ValueError, KeyError, TypeError, AttributeError):
                 continue  # a line after the last checkpoint that a crash cut short; its round runs again
-        lost = [round for round in range(1, rounds + 1) if round not in lines]
-        if lost:
+        lost_rounds = [round for round in range(1, rounds + 1) if round not in lines]
+        if lost_rounds:
             log.warning(
                 "'%s' is damaged: the lines of %d of %d rounds cannot be read (first round %d). The run resumes from "
                 "its checkpoint, and its curves lack these rounds.",
-                *(path, len(lost), rounds, lost[0]),
+                *(path, len(lost_rounds), rounds, lost_rounds[0]),
             )
         return [lines[round] for round in range(1, rounds + 1) if round in lines]
 

@@ -73,14 +73,17 @@ def estimate(setup: Setup, scored: float) -> Estimate:
     executor, gpu = cohort.executor, cohort.device.type == "cuda"
     drawn = draw_clients(fed.clients, setup.participation, cohort.seed, 1)
     phases = cohort.algorithm.phases(setup.epochs)
-    few, more = (_shortened(fed, n * max(p.batches for p in phases) * cohort.batch_size) for n in (FEW, MORE))
-    elapsed, chunk = _trial(setup, few)
+    step_rows = max(p.batches for p in phases) * cohort.batch_size
+    short_fed, longer_fed = (_shortened(fed, n * step_rows) for n in (FEW, MORE))
+    elapsed, chunk = _trial(setup, short_fed)
     lanes = min(chunk, len(drawn))
     chunks = -(-len(drawn) // lanes)
-    least, most = (chunks * int(_steps(cohort, short, drawn, phases).max()) for short in (few, more))
-    step, around = elapsed / least, 0.0
-    if elapsed < SHORT_TRIAL and most > least:
-        step, around = _line((least, elapsed), (most, _trial(setup, more)[0]))
+    short_steps, longer_steps = (
+        chunks * int(_steps(cohort, cut, drawn, phases).max()) for cut in (short_fed, longer_fed)
+    )
+    step, around = elapsed / short_steps, 0.0
+    if elapsed < SHORT_TRIAL and longer_steps > short_steps:
+        step, around = _line((short_steps, elapsed), (longer_steps, _trial(setup, longer_fed)[0]))
 
     def extrapolate(steps: np.ndarray, lanes_at_once: int) -> tuple[float, float]:
         """Return the seconds of the clients' steps, some clients at a time, and the share that is padding."""
@@ -100,7 +103,7 @@ def estimate(setup: Setup, scored: float) -> Estimate:
     per_round, waste = (float(np.mean(column)) for column in zip(*rounds, strict=True))
     personal = [phase for phase in cohort.algorithm.personal_phases() if phase.epochs]
     personal_seconds = extrapolate(_steps(cohort, fed, range(fed.clients), personal), chunk)[0] if personal else 0.0
-    sim = Simulation(cohort.among(few, chunk=chunk))
+    sim = Simulation(cohort.among(short_fed, chunk=chunk))
     saving, predicting = _saving(sim, sim.step()), _predicting(sim) if scored else 0.0
     counts = fed.train.counts.astype(float)
     width = min(cohort.batch_size, int(counts.max()))
@@ -152,9 +155,9 @@ def _trial(setup: Setup, fed: Federation) -> tuple[float, int]:
 
 def _saving(sim: Simulation, line: dict[str, Any]) -> float:
     """Return the seconds that saving a round takes, in the working folder if it can be written to."""
-    here = "." if os.access(".", os.W_OK) else None
+    parent = "." if os.access(".", os.W_OK) else None
     try:
-        with tempfile.TemporaryDirectory(prefix=".fedabml-doctor-", dir=here) as path:
+        with tempfile.TemporaryDirectory(prefix=".fedabml-doctor-", dir=parent) as path:
             folder = Folder(Path(path))
             return float(np.median([_seconds(lambda: sim.save(folder.write_round, line)) for _ in range(SAVES)]))
     except (OSError, InputError):  # such as a full disk, which the run itself will report
@@ -180,13 +183,13 @@ def _predicting(sim: Simulation) -> float:
         times = 1 if brief.device.type == "cpu" else 2  # on a GPU the first run captures the programs
         return [_seconds(lambda: evaluate_after((epochs,), [entry], split, prior=epochs)) for _ in range(times)][-1]
 
-    few = min(FEW_SAMPLES, int(counts.max()))
-    scored(few, min(1, cohort.algorithm.personal_epochs))  # pays what is done only once, and takes the memory
-    elapsed = scored(few)
-    more = min(cohort.place.policy.rows_per_lane, int(counts.max()), int(few * PREDICTION_LIMIT / elapsed))
-    per_row, around = elapsed / (few * lanes), 0.0
-    if more > few:
-        per_row, around = _line((few * lanes, elapsed), (more * lanes, scored(more)))
+    few_rows = min(FEW_SAMPLES, int(counts.max()))
+    scored(few_rows, min(1, cohort.algorithm.personal_epochs))  # pays what is done only once, and takes the memory
+    elapsed = scored(few_rows)
+    more_rows = min(cohort.place.policy.rows_per_lane, int(counts.max()), int(few_rows * PREDICTION_LIMIT / elapsed))
+    per_row, around = elapsed / (few_rows * lanes), 0.0
+    if more_rows > few_rows:
+        per_row, around = _line((few_rows * lanes, elapsed), (more_rows * lanes, scored(more_rows)))
     width = -(-lanes // cohort.workers)  # clients that are padded to the largest of them
     cells = sum(len(part) * int(part.max()) for part in (counts[i : i + width] for i in range(0, len(counts), width)))
     return around * len(counts) / lanes + per_row * cells
@@ -221,9 +224,9 @@ def _steps(cohort: Cohort, fed: Federation, clients: Iterable[int], phases: Sequ
     return np.sum([steps_of(counts, p.epochs, width, p.batches) for p in phases if p.epochs], 0)
 
 
-def _shortened(fed: Federation, most: int, split: str = "train") -> Federation:
-    """Return the federation with at most `most` samples per client in a split."""
+def _shortened(fed: Federation, limit: int, split: str = "train") -> Federation:
+    """Return the federation with at most `limit` samples per client in a split."""
     rows = fed.rows(split)
     number = np.arange(len(rows.index)) - np.repeat(rows.offsets[:-1], rows.counts)  # of a sample among its client's
-    shortened: dict[str, Any] = {split: rows.split(number < most)[1]}
+    shortened: dict[str, Any] = {split: rows.split(number < limit)[1]}
     return replace(fed, **shortened)

@@ -19,19 +19,19 @@ class RunTimer:
 
     def __init__(self, setup: Setup, sim: Simulation):
         self.rounds, self.first, self.saved, self.clients = setup.rounds, sim.round, sim.round, setup.cohort.fed.clients
-        self.began, self.left = time.perf_counter(), 0.0
+        self.began, self.seconds_left = time.perf_counter(), 0.0
 
     def round(self, line: dict[str, Any]) -> str:
         """Record a finished round, and return a line that describes it."""
         self.saved = line["round"]
         elapsed = time.perf_counter() - self.began
-        self.left = elapsed / (self.saved - self.first) * (self.rounds - self.saved)
+        self.seconds_left = elapsed / (self.saved - self.first) * (self.rounds - self.saved)
         scores = line.get("eval", {})
         parts = [f"round {self.saved}/{self.rounds}", f"loss {line['loss']:.4f}"]
         parts += [f"{name} {scores[name]:.4f}" for name in ("accuracy", "rmse", "nll") if name in scores]
         scored = scores.get("clients_scored", self.clients)
         parts += [f"({scored} clients)"] if scored < self.clients else []
-        return "  ".join([*parts, f"elapsed {clock(elapsed)}", f"remaining {clock(self.left)}"])
+        return "  ".join([*parts, f"elapsed {clock(elapsed)}", f"remaining {clock(self.seconds_left)}"])
 
 
 class RunLog:

@@ -124,7 +124,7 @@ class RunProgress(Display):
         if "note" in line and not self.quiet:
             note(line["note"])
         label = "scoring every client" if timer.saved == timer.rounds else self.label
-        loss, left = f"{line['loss']:.4f}", clock(timer.left)
+        loss, left = f"{line['loss']:.4f}", clock(timer.seconds_left)
         self.update_bar(completed=timer.saved, description=label, loss=loss, remaining=left)
         if not (self.bar or self.quiet) and (
             timer.saved % every == 0 or timer.saved in (timer.first + 1, timer.rounds)
