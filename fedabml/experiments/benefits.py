@@ -55,29 +55,29 @@ def benefits(comparison: Comparison, label: str) -> list[Benefit]:
     main = comparison.columns[0]
     pairs: dict[str, list[tuple[float, float, float]]] = {}
     for seed in comparison.seeds:
-        alone, here = (comparison.values(row, seed, main.key) for row in (comparison.local, label))
-        if alone is None or here is None:
+        local_values, row_values = (comparison.values(row, seed, main.key) for row in (comparison.local, label))
+        if local_values is None or row_values is None:
             continue
         names = comparison.client_names[seed]
         rows = comparison.counts.get(seed, np.full(len(names), math.nan))
-        for name, a, b, count in zip(names, alone.tolist(), here.tolist(), rows.tolist(), strict=True):
+        for name, a, b, count in zip(names, local_values.tolist(), row_values.tolist(), rows.tolist(), strict=True):
             if not math.isnan(a) and not math.isnan(b):
                 pairs.setdefault(name, []).append((a, main.better * (b - a), count))
     gained = []
     for name, values in pairs.items():
-        alone_values, gains, counts = (list(column) for column in zip(*values, strict=True))
+        local_scores, gains, counts = (list(column) for column in zip(*values, strict=True))
         gain, half = interval(gains)
         count = float(np.mean(counts))
         enough = len(gains) >= SEEDS_TO_TEST
         gained.append(
-            Benefit(name, None if math.isnan(count) else count, float(np.mean(alone_values)), gain,
+            Benefit(name, None if math.isnan(count) else count, float(np.mean(local_scores)), gain,
                     half if enough else None, len(gains))
         )  # fmt: skip
     return sorted(gained, key=lambda benefit: (-benefit.gain, benefit.client))
 
 
 def _repeated(comparison: Comparison) -> bool:
-    """Return whether a client is one client: the same with every seed, or known by a single seed."""
+    """Return whether clients can be matched across seeds: they are the same with every seed, or there is one seed."""
     return comparison.same_clients or len(comparison.seeds) == 1
 
 
@@ -107,13 +107,13 @@ def benefit_cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
         cells = [Cell(client), Cell("–" if first.rows is None else f"{first.rows:.0f}", first.rows)]
         cells.append(Cell(main.cell(first.alone), first.alone))
         for by_client in by_label.values():
-            own = by_client.get(client)
-            if own is None:
+            benefit = by_client.get(client)
+            if benefit is None:
                 cells.append(Cell("–"))
                 continue
-            spread = "" if own.half is None else f" ± {main.cell(own.half)}"
-            mark = {HARMED: " ▼", GAINS: " ▲"}.get(own.verdict, "")
-            cells.append(Cell(f"{main.cell(own.gain)}{spread}{mark}", own.gain))
+            spread = "" if benefit.half is None else f" ± {main.cell(benefit.half)}"
+            mark = {HARMED: " ▼", GAINS: " ▲"}.get(benefit.verdict, "")
+            cells.append(Cell(f"{main.cell(benefit.gain)}{spread}{mark}", benefit.gain))
         rows.append(cells)
     return head, rows
 

@@ -63,8 +63,8 @@ class Cell:
             config["model_files"] = folder_digest(self.config.model)  # the folder's name is not its content
         if self.config.pretrained and (digest := file_digest(self.config.pretrained)):
             config["pretrained_file"] = digest  # neither is the name of a file of weights
-        more = [list(self.curve), self.study and self.study.identity] if self.curve or self.study else []
-        return json.dumps([config, list(self.personal), *more], sort_keys=True)
+        extras = [list(self.curve), self.study and self.study.identity] if self.curve or self.study else []
+        return json.dumps([config, list(self.personal), *extras], sort_keys=True)
 
     @cached_property
     def work(self) -> float:
@@ -86,8 +86,8 @@ def options_by_epochs(cells: Sequence[Cell]) -> list[dict[int, list[int]]]:
     default_epochs = cells[0].config.algorithm_object().personal_epochs
     trainings: dict[str, dict[int, list[int]]] = {}
     for number, option in enumerate(cells[0].personal):
-        rest = [{k: v for k, v in c.personal[number].items() if k != "personal_epochs"} for c in cells]
-        training = trainings.setdefault(json.dumps(rest, sort_keys=True), {})
+        other_options = [{k: v for k, v in c.personal[number].items() if k != "personal_epochs"} for c in cells]
+        training = trainings.setdefault(json.dumps(other_options, sort_keys=True), {})
         training.setdefault(option.get("personal_epochs", default_epochs), []).append(number)
     return [dict(sorted(training.items())) for training in trainings.values()]
 

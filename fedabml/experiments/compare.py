@@ -61,23 +61,23 @@ def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], overrides: Ma
 
     `overrides`, the last layer (--set), may have tables for the named algorithms and no others.
     """
-    overrides, known = overrides or {}, names("algorithm")
+    overrides, algorithm_names = overrides or {}, names("algorithm")
     for name in overrides:
         if name in OWN:
             raise InputError(f"--set {name}=… is not accepted here: {OWN[name]}")
-        if name in known and name not in algorithms:
+        if name in algorithm_names and name not in algorithms:
             raise InputError(
                 f"--set {name}.… is for {name}, which is not among the named algorithms.{nearest(name, algorithms)}"
             )
         _check_key(name, algorithms)
-    twice = next((name for i, name in enumerate(algorithms) if name in algorithms[:i]), None)
-    if twice is not None:
-        raise InputError(f"The algorithm '{twice}' is named twice.")
+    repeated_name = next((name for i, name in enumerate(algorithms) if name in algorithms[:i]), None)
+    if repeated_name is not None:
+        raise InputError(f"The algorithm '{repeated_name}' is named twice.")
     common = [{k: v for k, v in layer.items() if k not in OWN} for layer in layers]
     rows = {}
     for name in algorithms:
-        own = {k: v for k, v in overrides.items() if k not in known or k == name}
-        rows[name] = RunConfig.of(*common, {"algorithm": name}, overrides=own)
+        row_overrides = {k: v for k, v in overrides.items() if k not in algorithm_names or k == name}
+        rows[name] = RunConfig.of(*common, {"algorithm": name}, overrides=row_overrides)
     return rows
 
 
@@ -91,8 +91,8 @@ def _check_key(name: str, algorithms: Sequence[str]) -> None:
         if algorithm in REGISTRY and name in {f.name for f in fields(REGISTRY[algorithm].kind)}
     ]
     if owners:
-        several = f"; {', '.join(owners)} have it" if len(owners) > 1 else ""
-        raise InputError(f"'{name}' is a hyperparameter: name its algorithm, such as {owners[0]}.{name}=…{several}.")
+        hint = f"; {', '.join(owners)} have it" if len(owners) > 1 else ""
+        raise InputError(f"'{name}' is a hyperparameter: name its algorithm, such as {owners[0]}.{name}=…{hint}.")
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
@@ -133,8 +133,8 @@ class Request:
         checked_integer(setting.eval_every, "eval_every", 0)
         for label, config in request.rows.items():
             config.algorithm_object()  # its hyperparameters are checked before anything else is done
-            other = config.with_changes(algorithm=setting.algorithm, hyper=setting.hyper)
-            differ = {key: pair for key, pair in setting.differences(other).items() if key not in FREE}
+            same_algorithm = config.with_changes(algorithm=setting.algorithm, hyper=setting.hyper)
+            differ = {key: pair for key, pair in setting.differences(same_algorithm).items() if key not in FREE}
             if differ:
                 keys = "; ".join(f"{key} = {a} and {b}" for key, (a, b) in differ.items())
                 raise InputError(f"'{first}' and '{label}' are of different settings, so they do not compare: {keys}.")
@@ -175,8 +175,8 @@ class Request:
     # -- on disk ----------------------------------------------------------------------------------------------------
     def to_dict(self) -> Table:
         """Return the request as comparison.json keeps it."""
-        own = {*OWN, self.setting.algorithm}
-        shared = {k: v for k, v in self.setting.to_dict(everything=True).items() if k not in own}
+        row_keys = {*OWN, self.setting.algorithm}
+        shared = {k: v for k, v in self.setting.to_dict(everything=True).items() if k not in row_keys}
         rows = {label: {"algorithm": c.algorithm, "hyper": dict(c.hyper)} for label, c in self.rows.items()}
         content = {"setting": shared, "rows": rows, "seeds": list(self.seeds), "defaults": DEFAULTS}
         return content | ({} if self.study is PLAIN else {"study": self.study.identity})

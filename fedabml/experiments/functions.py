@@ -120,10 +120,13 @@ def _labelled(algorithms: Sequence[Any]) -> dict[str, Any]:
     return chosen
 
 
-def _algorithms(several: Iterable[Any]) -> list[tuple[str, Table]]:
-    """Return what `_algorithm` does of several; two classes of one name are refused, as only the last is registered."""
+def _algorithms(algorithms: Iterable[Any]) -> list[tuple[str, Table]]:
+    """Return the name and changed hyperparameters of each algorithm.
+
+    Two classes of one name are refused, because only the last is registered.
+    """
     chosen, entries = list[tuple[str, Table]](), dict[str, Any]()
-    for algorithm in several:
+    for algorithm in algorithms:
         name, hyper = _algorithm(algorithm)
         entry = REGISTRY.get(name)
         if entries.setdefault(name, entry) is not entry:
@@ -139,8 +142,8 @@ def _algorithm(algorithm: Any) -> tuple[str, Table]:
     if isinstance(algorithm, Algorithm):
         named(type(algorithm))  # a class of the caller's gets a name
         name = name_of(algorithm)
-        usual = make(name).values()
-        return name, {key: v for key, v in algorithm.values().items() if v != usual[key]}
+        default_values = make(name).values()
+        return name, {key: v for key, v in algorithm.values().items() if v != default_values[key]}
     raise InputError(
         f"An algorithm is a name, or an object such as fedabml.FedAvg(lr=0.1); this is {quoted(algorithm)}."
     )
@@ -224,9 +227,9 @@ def _setting(
     file = without_commands(read_toml(Path(config))) if config is not None else {}
     frame = keys.pop("data") if hasattr(keys.get("data"), "iloc") else None
     if fed is not None or frame is not None:
-        own = () if frame is None else (*TABLE_KEYS, "task", "drop_small")
+        allowed_keys = () if frame is None else (*TABLE_KEYS, "task", "drop_small")
         for name in {**file, **keys}:
-            if name in DATA_KEYS and name not in own:
+            if name in DATA_KEYS and name not in allowed_keys:
                 raise InputError(f"{call}: '{name}' chooses data, but the data are given already. Leave '{name}' out.")
     table = {name: keys.pop(name) for name in (*TABLE_KEYS, "task", "drop_small") if frame is not None and name in keys}
     if isinstance(model, str):

@@ -77,21 +77,21 @@ class CellProgress(Display):
     @property
     def remaining(self) -> str:
         """The estimated time until the last cell is finished."""
-        done = sum(self.progress.values())
-        return clock((time.perf_counter() - self.began) / done * self.left) if done else "–"
+        rounds_done = sum(self.progress.values())
+        return clock((time.perf_counter() - self.began) / rounds_done * self.left) if rounds_done else "–"
 
     def round(self, cells: Sequence[Cell], round: float) -> None:
         """Show that cells which run together have finished a round or, after the last one, a part of their scoring."""
         cells = [cell for cell in cells if cell.identity not in self.over] or cells
         self.works |= {cell.identity: cell.work for cell in cells}
         self.progress |= {cell.identity: min(round, cell.work) for cell in cells}
-        first, more = cells[0], f" and {len(cells) - 1} more" if len(cells) > 1 else ""
-        where, rounds = "scoring", first.config.rounds
+        first, others = cells[0], f" and {len(cells) - 1} more" if len(cells) > 1 else ""
+        stage, rounds = "scoring", first.config.rounds
         if round < rounds:
-            where = f"round {round}/{rounds}"
+            stage = f"round {round}/{rounds}"
         elif round > rounds:
-            where += f", {(round - rounds) / (first.work - rounds):.0%} done"
-        now = f"{first.label}, seed {first.config.seed}{more}, {where}"
+            stage += f", {(round - rounds) / (first.work - rounds):.0%} done"
+        now = f"{first.label}, seed {first.config.seed}{others}, {stage}"
         self.refresh(now)
         if not self.bar and time.perf_counter() - self.last_line > self.LONGEST_SILENCE:
             self.line(f"{self.count} done, now {now}")
@@ -122,8 +122,8 @@ class CellProgress(Display):
     def refresh(self, now: str = "") -> None:
         """Update the bar; `now` names what runs at present."""
         self.width = max(self.width, len(now))
-        done = sum(self.progress.values())
-        self.update_bar(completed=done, done=self.count, now=now.ljust(self.width), remaining=self.remaining)
+        rounds_done = sum(self.progress.values())
+        self.update_bar(completed=rounds_done, done=self.count, now=now.ljust(self.width), remaining=self.remaining)
 
     def line(self, text: str) -> None:
         """Print a plain line with the times."""

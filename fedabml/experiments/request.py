@@ -41,7 +41,7 @@ def read(folder: Path, command: str, needed: Collection[str] = ()) -> Table:
 
 
 def begun(folder: Path, command: str) -> bool:
-    """Whether a request was begun in a folder; a folder that holds other files (hidden ones aside) is refused."""
+    """Return whether a request was begun in a folder; refuse a folder with other files, hidden ones aside."""
     used = folder.is_dir() and any(not child.name.startswith(".") for child in folder.iterdir())
     if request_file(folder, command).exists():  # looked for last: another process may begin the same here
         return True

@@ -130,10 +130,10 @@ def run_together(cells: Sequence[Cell], on_round: Callable[[list[Cell], float], 
 
 
 def _fits(cohort: Cohort, others: Sequence[Cohort]) -> bool:
-    """Whether a cell may be batched with others: their samples fit into one array, and their network is the same.
+    """Return whether a cell may be batched with others: samples fit into one array, and the network is the same.
 
-    A table has other features for every seed, because they are learned from the rows that train: then all of them are
-    copied into one array, unless that takes too much memory.
+    A table has other features for every seed, because they are learned from the rows that train: then the samples of
+    all cells are copied into one array, unless that takes too much memory.
     """
     first, data = others[0], cohort.data
     same_network = cohort.network.layout == first.network.layout and cohort.likelihood == first.likelihood

@@ -74,7 +74,7 @@ def _value(word: str) -> Any:
 
 
 def has_list(grid: Mapping[str, Any]) -> bool:
-    """Whether a grid has a list to search: then nothing else is searched."""
+    """Return whether a grid has a list to search: then nothing else is searched."""
     named = [pair for key, v in grid.items() for pair in (v.items() if key in REGISTRY else [(key, v)])]
     return any(name not in GRID and not isinstance(values, str) for name, values in named)
 

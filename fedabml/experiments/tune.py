@@ -1,9 +1,10 @@
 """Tuning: every algorithm gets the same number of trained federations, and only validation data are read.
 
-A search tries what the hyperparameters declare (`tune=`), the same for every algorithm that has them
-(`search_space`). Trial 0 is the given configuration; then come points around it that spread outward, then those of
-Optuna's TPE (`search`). The personal options (personal_epochs, personal_lr) are not searched but scored, all of them,
-on each trained federation. The best trial is confirmed on another seed before it is written, else the next best.
+A search tries the values that an algorithm declares for its hyperparameters (`tune=`, read by `search_space`); those
+of lr, personal_epochs and personal_lr are the same for all algorithms. Trial 0 is the given configuration; then come
+points around it that spread outward, then those of Optuna's TPE (`search`). The personal options (personal_epochs,
+personal_lr) are not searched but scored, all of them, on each trained federation. The best trial is confirmed on
+another seed before it is written, else the next best.
 
 Trials are chosen in batches, and a batch runs together. A search is a function of its settings and of the scores:
 after an interruption it is played again from its beginning, and cells that the ledger has are not run again.
@@ -152,15 +153,15 @@ def tune(
     run, held = _without_algorithm(config), _held_values(config, fixed or {}, algorithms or list(REGISTRY))
     grid = _checked_grid(values or {}, held)
     fed = _data(run.with_changes(seed=seeds[0]), study or PLAIN, callbacks.download)
-    known = tuning_measures(fed.task, fed.classes)
-    if measure is not None and measure not in known:
-        words = f"{', '.join(known[:-1])} or {known[-1]}"
-        why = ""
+    measures = tuning_measures(fed.task, fed.classes)
+    if measure is not None and measure not in measures:
+        words = f"{', '.join(measures[:-1])} or {measures[-1]}"
+        reason = ""
         if measure in TWO_CLASSES and measure in TUNED[fed.task]:
-            why = f" The data have {fed.classes} classes, and {measure} is of the positive one of two."
-            why += " The mean recall of all classes is balanced_accuracy." if measure == "recall" else ""
-        raise InputError(f"Tuning a {fed.task} is decided by {words}; the measure is '{measure}'.{why}")
-    measure = measure or known[0]
+            reason = f" The data have {fed.classes} classes, and {measure} is of the positive one of two."
+            reason += " The mean recall of all classes is balanced_accuracy." if measure == "recall" else ""
+        raise InputError(f"Tuning a {fed.task} is decided by {words}; the measure is '{measure}'.{reason}")
+    measure = measure or measures[0]
     start = presets.layer(preset, run.dataset) if preset else {}
     searches: dict[str, Search] = {}
     for name, hyper in held.items():
@@ -210,18 +211,18 @@ def _search_all(
     first = next(iter(searches))
     expect(first, works[first][1])
     for name, search in searches.items():
-        done = tuned.trials[name]
+        trials_so_far = tuned.trials[name]
         for trial in search.run(trials, tuned.measure, ledger, callbacks):
-            done.append(trial)
+            trials_so_far.append(trial)
             callbacks.trial(trial)
-        for trial in search.confirm(done, ledger, partial(expect, name), callbacks):
-            done[trial.number] = trial
+        for trial in search.confirm(trials_so_far, ledger, partial(expect, name), callbacks):
+            trials_so_far[trial.number] = trial
             callbacks.trial(trial)
         tuned.warnings[name] = [text for trial in tuned.best(name) for text in search.warnings(trial)]
 
 
 def of_earlier_version(folder: Path) -> bool:
-    """Whether a folder holds a search of an earlier version, which tried other points."""
+    """Return whether a folder holds a search of an earlier version, which tried other points."""
     return (folder / "tune.json").is_file() and read(folder, "tune").get("search") != SEARCH
 
 
@@ -247,7 +248,7 @@ def _checked_grid(grid: Mapping[str, Any], algorithms: Collection[str]) -> Table
     for name, values in grid.items():
         if name in REGISTRY and name not in algorithms:
             raise InputError(f"The grid has values for {name}, which is not among the algorithms to tune.")
-        if name not in REGISTRY and not any(name in own_grid(each, {name: values}) for each in algorithms):
+        if name not in REGISTRY and not any(name in own_grid(algorithm, {name: values}) for algorithm in algorithms):
             raise InputError(f"The grid has values for '{name}', which is no hyperparameter to search.")
     return {name: _as_json(values) for name, values in grid.items()}
 
@@ -255,7 +256,7 @@ def _checked_grid(grid: Mapping[str, Any], algorithms: Collection[str]) -> Table
 def _as_json(values: Any) -> Any:
     """Return a list or a range, or a table of them, as JSON has it."""
     if isinstance(values, Mapping):
-        return {name: _as_json(each) for name, each in values.items()}
+        return {name: _as_json(value) for name, value in values.items()}
     if isinstance(values, Range):
         return as_flag(values)
     return list(values) if isinstance(values, tuple) else values
