@@ -115,13 +115,13 @@ def read_rows(posterior: Posterior, parts: Sequence[Rows], refuse_unknown: bool)
         return posterior.read(np.concatenate([part.x for part in parts]) if len(parts) > 1 else parts[0].x)
     joined = {name: [cell for part in parts for cell in part.x[name]] for name in recipe.table_columns}
     frame = pandas().DataFrame(joined, dtype=object)
-    for name, known in recipe.categories.items() if refuse_unknown else ():
+    for name, known_words in recipe.categories.items() if refuse_unknown else ():
         for row, text in enumerate(recipe.words(frame, name), 1):
-            if text and text not in known:
-                some = ", ".join(known[:MOST_NAMED]) + (", …" if len(known) > MOST_NAMED else "")
+            if text and text not in known_words:
+                examples = ", ".join(known_words[:MOST_NAMED]) + (", …" if len(known_words) > MOST_NAMED else "")
                 raise InputError(
                     f"Column '{name}' has '{shortened(text, 60)}' in row {row}, which is no known value: "
-                    f"{shortened(some, 300)}. Send a known value, or null if it is missing."
+                    f"{shortened(examples, 300)}. Send a known value, or null if it is missing."
                 )
     return posterior.read(frame)
 

@@ -161,8 +161,8 @@ class Service:
         good = [part for part in parsed if isinstance(part, Rows)]
         inputs = _attempt(read_rows, posterior, good, refuse) if good else None
         if isinstance(inputs, InputError):  # find out whose rows do not fit, and read the others together
-            alone = {id(part): _attempt(read_rows, posterior, [part], refuse) for part in good}
-            parsed = [e if isinstance(e := alone.get(id(part)), InputError) else part for part in parsed]
+            read_singly = {id(part): _attempt(read_rows, posterior, [part], refuse) for part in good}
+            parsed = [e if isinstance(e := read_singly.get(id(part)), InputError) else part for part in parsed]
             good = [part for part in parsed if isinstance(part, Rows)]
             inputs = read_rows(posterior, good, refuse) if good else None
         columns = self._predict(posterior, inputs) if inputs else {}
@@ -173,8 +173,8 @@ class Service:
                 answers.append(part)
                 continue
             rows = slice(start, start := start + part.size)
-            own = {name: values[rows] for name, values in columns.items()}
-            answers.append(Answer(with_ids(own, part.ids, spec), part.ignored))
+            part_columns = {name: values[rows] for name, values in columns.items()}
+            answers.append(Answer(with_ids(part_columns, part.ids, spec), part.ignored))
         if good:
             self.metrics.observe("batch_requests", len(good))
             self.metrics.observe("batch_rows", start)
