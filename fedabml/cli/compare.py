@@ -77,11 +77,11 @@ def compare(
         raise InputError("Name the algorithms to compare: --algorithms all, or names such as fedabml,fedavg-ft,local.")
     wanted = list(saved.rows) if saved and wanted is None else wanted or []
     rows = configs(wanted, *options.layers, overrides=options.overrides)
-    several = parse_seeds(seeds) if seeds else saved.seeds if saved else SEEDS
+    chosen_seeds = parse_seeds(seeds) if seeds else saved.seeds if saved else SEEDS
     own = ["--algorithms", algorithms] if algorithms and is_user_code(algorithms) else []
     with resumable(out, "compare", own + options.model_flags):
         comparison = run(
-            algorithms=rows, seeds=several, out=out, resume=resume, finished=finished or (), progress=not quiet
+            algorithms=rows, seeds=chosen_seeds, out=out, resume=resume, finished=finished or (), progress=not quiet
         )
     if not quiet:
         show(comparison, out)

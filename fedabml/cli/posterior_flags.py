@@ -24,11 +24,11 @@ def posterior_flags(
     """Declare flags for `command(also=posterior_flags)`.
 
     Flags:
-        epochs: Epochs on the own data. [default: the algorithm's]
+        epochs: Epochs on the client's data. [default: the algorithm's]
         lr: Step size. [default: the algorithm's]
         batch_size: Samples in a minibatch. [default: as in training]
-        class_weights (WEIGHTS): How much rows of each class count: balanced (by the own rows), none, or numbers such
-            as 1,5. [default: as in training]
+        class_weights (WEIGHTS): How much rows of each class count: balanced (by the client's rows), none, or numbers
+            such as 1,5. [default: as in training]
         validation: Share of the rows held out to calibrate and check the posterior.
         aim (AIM): Goal of the threshold between two classes: f1, recall>=0.8, precision>=0.8 or cost:MISS,ALARM.
         coverage: Probability with which a prediction set or interval contains the truth.

@@ -62,9 +62,9 @@ def serve(
         watch (SECONDS): Look this often for a newer posterior in the file. [default: only at /reload]
         unknown (refuse|other): What to do with a word that no training row had; other: predict it, as `predict` does.
         quantiles (0.1,0.5,0.9): Regression: levels of the predictive distribution to report.
-        max_rows: Rows of a request.
-        max_bytes: Bytes of a request.
-        max_requests: Requests at once.
+        max_rows: Most rows in a request.
+        max_bytes: Most bytes in a request's body.
+        max_requests: Most requests at once.
         timeout (SECONDS): Time for a request to arrive, and for its answer.
         batch_wait (SECONDS): Time that a request waits for others, to be predicted with them.
         samples (N): Number of weight samples to average (0: the mean weights). [default: as in training]
