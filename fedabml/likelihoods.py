@@ -179,8 +179,8 @@ class Bernoulli:
 
     def nll(self, outputs: Tensor, y: Tensor, tail: Tensor, offset: Tensor | None) -> Tensor:
         """Return −log p(y|x) of every example, summed over the known labels, [...]; y is [..., labels]."""
-        each = functional.softplus(torch.where(y > 0, -outputs, outputs))
-        return (each * (y >= 0)).sum(-1)
+        losses = functional.softplus(torch.where(y > 0, -outputs, outputs))
+        return (losses * (y >= 0)).sum(-1)
 
     def predict(self, outputs: Tensor, tail: Tensor, offset: Tensor | None) -> Tensor:
         """Return the probabilities of 0 and of 1 of every label, [..., labels, 2]."""
@@ -260,9 +260,9 @@ def default(task: str, classes: int, targets: int) -> Likelihood:
 
 def to_json(likelihood: Likelihood) -> dict[str, Any]:
     """Return a likelihood as plain data, for files; `by_input` and `weights` only if set, as earlier versions wrote."""
-    facts = {"kind": type(likelihood).__name__, **vars(likelihood)}
-    facts |= {"weights": list(facts["weights"])} if "weights" in facts else {}
-    return {name: value for name, value in facts.items() if name not in ("by_input", "weights") or value}
+    content = {"kind": type(likelihood).__name__, **vars(likelihood)}
+    content |= {"weights": list(content["weights"])} if "weights" in content else {}
+    return {name: value for name, value in content.items() if name not in ("by_input", "weights") or value}
 
 
 def from_json(data: dict[str, Any]) -> Likelihood:

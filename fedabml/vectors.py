@@ -80,8 +80,9 @@ class Layout:
         """
         pieces: list[Tensor] = []
         for part in parts[:-1]:
-            left = self.sizes[len(pieces) :]
-            pieces += part.split(left[: [*itertools.accumulate(left, initial=0)].index(part.shape[-1])])
+            remaining_sizes = self.sizes[len(pieces) :]
+            ends = [*itertools.accumulate(remaining_sizes, initial=0)]
+            pieces += part.split(remaining_sizes[: ends.index(part.shape[-1])])
         pieces += parts[-1].split(self.sizes[len(pieces) :])
         return {n: p.view(s) for n, p, s in zip(self.names, pieces, self.shapes, strict=True)}
 
