@@ -95,6 +95,10 @@ class Transport(Protocol):
         """Return the names of the sites that are connected now, with their public keys (PEM)."""
         ...
 
+    def started(self, site: str) -> str:
+        """Return a text that changes whenever the node of a connected site is started anew or returns."""
+        ...
+
     def send(self, orders: Sequence[Order], ttl: float) -> None:
         """Send orders; what is not delivered within `ttl` seconds may be dropped."""
         ...

@@ -169,7 +169,11 @@ class Settings(_Checked):
     attempts: int = key(3, "times that a round is tried before the federation gives up", 1, 1000)
     over_select: int = key(0, "sites drawn beyond the number that counts; the first valid replies count", 0, 1_000_000)
     rest_rounds: int = key(
-        2, "rounds in which a site that did not answer is not drawn, unless it returns", 0, 1_000_000
+        2,
+        "rounds in which a site that did not answer is not drawn, unless it returns; the rest lasts at least 60 seconds, "
+        "and twice as long after every further miss (0: no rest)",
+        0,
+        1_000_000,
     )
     aggregation: str = key("mean", "how updates are combined; the others bear some false ones", choices=AGGREGATIONS)
     trim: float = key(0.2, "trimmed-mean: share left out at each end; krum: share of sites that may be false", 0, 0.49)
