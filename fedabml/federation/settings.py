@@ -170,8 +170,8 @@ class Settings(_Checked):
     over_select: int = key(0, "sites drawn beyond the number that counts; the first valid replies count", 0, 1_000_000)
     rest_rounds: int = key(
         2,
-        "rounds in which a site that did not answer is not drawn, unless it returns; the rest lasts at least 60 seconds, "
-        "and twice as long after every further miss (0: no rest)",
+        "rounds in which a site that did not answer is not drawn, unless it returns; at least 60 seconds, and twice as "
+        "long after every further miss (0: no rest)",
         0,
         1_000_000,
     )
