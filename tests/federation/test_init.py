@@ -58,6 +58,7 @@ def test_two_federations_share_nothing(tmp_path):
         ({"raunds": 1}, "Did you mean 'rounds'"),
         ({"hyper": {"lrr": 1}}, "has no hyperparameter 'lrr'"),
         ({"algorithm": "fedprox", "hyper": {"lr": -1.0}}, "lr"),
+        ({"model": "mine.py:Net"}, "files of code and Hugging Face folders are not accepted"),
         ({"name": "a b"}, "letters, digits"),
         ({"apps": ["x"]}, "64 hexadecimal digits"),
     ],
