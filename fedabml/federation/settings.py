@@ -98,7 +98,7 @@ def split_address(address: object, subject: str = "server") -> tuple[str, int]:
 
 
 class _Checked:
-    """A frozen dataclass whose fields are the keys of a TOML file. Files of earlier versions may have `RETIRED` keys."""
+    """A frozen dataclass whose fields are the keys of a TOML file. `RETIRED` keys of earlier versions are ignored."""
 
     RETIRED: ClassVar[tuple[str, ...]] = ()
 

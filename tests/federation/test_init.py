@@ -1,6 +1,8 @@
 """What `init` makes, and how sites are added and removed."""
 
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,9 @@ from fedabml.errors import InputError
 from fedabml.federation import init, keys, proxy
 from fedabml.federation.archive import unpack
 from fedabml.federation.folders import ServerFolder
+from fedabml.federation.schema import Schema, draft
 from tests.federation.deployed import APP, folder_of
+from tests.federation.start import TABLE, frame
 
 pytestmark = pytest.mark.flower
 
@@ -148,6 +152,35 @@ def test_the_schema_is_drafted_from_one_sites_data(tmp_path):
         tmp_path / "fed", "localhost", ["a"], tmp_path / "rows.csv", apps=[APP], schema_options={"target_column": "ill"}
     )
     assert "ill" in folder.schema_file.read_text()
+
+
+def test_the_schema_is_read_from_a_file_of_a_site(tmp_path):
+    frame(0).to_csv(tmp_path / "a.csv", index=False)
+    drafted = draft(tmp_path / "a.csv", **TABLE)
+    path = drafted.save(tmp_path / "schema.toml")
+    folder = init.init(tmp_path / "fed", "localhost", ["a"], schema=path, apps=[APP])
+    assert Schema.load(folder.schema_file) == drafted
+    for before, after, words in (
+        ('kind = "table"', 'kind = "pickle"', "kind"),
+        ('task = "classification"', 'task = "classification"\nrows = [1]', "rows"),
+        ("scale = ", "scale = nan #", "age"),
+        ("[columns", "[columns", ""),
+    ):
+        path.write_text(drafted.to_toml().replace(before, after, 1)[: None if words else 300])
+        with pytest.raises(InputError, match=rf"schema.toml.*{words}"):
+            init.init(tmp_path / "other", "localhost", ["a"], schema=path, apps=[APP])
+        assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_the_command_takes_a_schema_in_place_of_data(tmp_path):
+    frame(0).to_csv(tmp_path / "a.csv", index=False)
+    path = draft(tmp_path / "a.csv", **TABLE).save(tmp_path / "schema.toml")
+    (tmp_path / "a.csv").unlink()
+    words = ["federation", "init", tmp_path / "fed", "--host", "localhost", "--sites", "a,b", "--schema", path]
+    made = subprocess.run([sys.executable, "-m", "fedabml", *map(str, words)], capture_output=True, text=True)
+    assert made.returncode == 0 and "archives/a.tar.gz" in "".join(made.stdout.split()), made.stderr
+    assert Schema.load(tmp_path / "fed/schema.toml") == Schema.load(path)
 
 
 @pytest.mark.slow
