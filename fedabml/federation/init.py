@@ -1,7 +1,8 @@
 """Make everything that a deployment needs: `init` at first, and later `add_site`, `remove_site` and `renew`.
 
-`init` builds the operator's folder under another name and renames it when it is complete. A site's private key exists
-only in its archive: the server keeps the public key and the secret that both share.
+`init` builds the operator's folder under another name and renames it when it is complete. An empty folder that exists
+may be a mounted one, which cannot be replaced: `init` builds the parts inside it and moves them up, the settings last.
+A site's private key exists only in its archive: the server keeps the public key and the secret that both share.
 """
 
 from __future__ import annotations
@@ -55,16 +56,19 @@ def init(
     _check_hyper(chosen)
     inputs = _inputs(data, schema_options or {}, schema)
     with explain_errors(folder.path, "made", "Choose another place."):
-        if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        exists = folder.path.exists()
+        if exists and (not folder.path.is_dir() or any(folder.path.iterdir())):
             raise InputError(f"'{folder.path}' exists and is no empty folder. Choose another place.")
         folder.path.parent.mkdir(parents=True, exist_ok=True)
-    aside = ServerFolder(folder.path.with_name(f".{folder.path.name[:100]}.{secrets.token_hex(8)}.part"))
+    part = f".{folder.path.name[:100]}.{secrets.token_hex(8)}.part"
+    aside = ServerFolder(folder.path / part if exists else folder.path.with_name(part))
     try:
         _fill(aside, chosen, names, inputs, apps)
         with explain_errors(folder.path, "made", "Choose another place."):
-            if folder.path.exists():
-                folder.path.rmdir()
-            aside.path.rename(folder.path)
+            if exists:
+                _move_up(aside, folder)
+            else:
+                aside.path.rename(folder.path)
     finally:
         with suppress(OSError):
             shutil.rmtree(aside.path)
@@ -118,6 +122,14 @@ def renew(directory: str | os.PathLike[str]) -> ServerFolder:
         _write_certificate(folder, keys.make_server_certificate(authority, folder.settings.host))
         proxy.write(folder)
     return folder
+
+
+def _move_up(aside: ServerFolder, folder: ServerFolder) -> None:
+    """Move all parts of a folder into the empty one around it. The settings come last: with them it is complete."""
+    with suppress(PermissionError):  # a mounted folder may belong to somebody else; the parts are private themselves
+        folder.path.chmod(0o700)
+    for part in sorted(aside.path.iterdir(), key=lambda path: path == aside.settings_file):
+        part.rename(folder.path / part.name)
 
 
 def _inputs(

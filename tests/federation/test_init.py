@@ -83,6 +83,20 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
     assert folder_of(tmp_path).sites()
 
 
+def test_an_empty_folder_is_filled_in_place(tmp_path):
+    """It may be mounted, and its parent may be read-only."""
+    place = tmp_path / "fed"
+    place.mkdir(mode=0o755)
+    before = place.stat().st_ino
+    with pytest.raises(InputError, match="64 hexadecimal digits"):  # which is noticed late
+        init.init(place, "localhost", ["a"], apps=["x"])
+    assert place.stat().st_ino == before and list(place.iterdir()) == []
+    folder = folder_of(tmp_path)
+    assert place.stat().st_ino == before and stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert folder.settings.host == "localhost" and folder.proxy_file.read_text() == proxy.nginx(folder)
+    assert not list(tmp_path.rglob("*.part"))
+
+
 def test_one_site_alone_needs_one_reply(tmp_path):
     assert folder_of(tmp_path / "x", sites=["a"]).settings.min_replies == 1
     assert folder_of(tmp_path / "y", sites=["a", "b"]).settings.min_replies == 2
