@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from .. import rng
 from .folders import Member, ServerFolder
-from .messages import Transport
+from .messages import NoticesStarts, Transport
 
 LISTED = 60.0  # seconds for which Flower may list a site that has died: two of its heartbeats
 MOST_DOUBLINGS = 6  # of a rest
@@ -48,7 +48,8 @@ class Roster:
         self.members = self.folder.members()
         keys = {name: key.strip() for name, key in self.transport.sites().items()}
         connected = {m.name for m in self.members if keys.get(m.name) == m.public_key.strip()}
-        started = {name: self.transport.started(name) for name in connected}
+        watch = self.transport if isinstance(self.transport, NoticesStarts) else None
+        started = {name: watch.started(name) if watch else "" for name in connected}
         self.returned = {name for name in connected if self._started.get(name) != started[name]}
         for name in self.returned:
             self._rests.pop(name, None)
