@@ -29,6 +29,8 @@ DIVISION = {
         *("distinct", "dirichlet_alpha", "seed", "validation", "drop_small", "data_dir"),
     )
 }
+SCHEMA = ("target_column", "drop_columns", "id_column", "date_columns", "task", "image_size")  # what describes one site
+NO_SITE = (*(key for key in DIVISION[DATA] if key not in (*SCHEMA, "seed", "data_dir")), "out")
 
 
 @app.command("list")
@@ -84,6 +86,8 @@ def inspect(
     ctx: typer.Context,
     what: str | None = None,
     *,
+    data: str | None = None,
+    schema: Path | None = None,
     out: Path | None = None,
     force: bool = False,
     show: int = 10,
@@ -96,13 +100,20 @@ def inspect(
 
     With --config and without WHAT, the command inspects the data of that configuration.
 
+    With --schema, the command describes the data of one site for `fedabml federation init --schema`. The file holds no
+    row: it lists columns, classes, words that at least five rows share, and rounded means and deviations. Read it, and
+    hand it to the operator in place of data.
+
     Examples:
     - `fedabml data inspect digits-few --clients 40 --classes-per-client 5`
     - `fedabml data inspect patients.csv --client-column hospital --target-column outcome --out picture`
     - `fedabml data inspect runs/digits-few-fedabml-0`
+    - `fedabml data inspect --data one-site.csv --target-column outcome --schema schema.toml`
 
     Flags:
         what (WHAT): A dataset's name, a folder of .npz files or images, a table, or a run's folder.
+        data (PATH): The same as WHAT, but never a dataset's name.
+        schema (FILE): Write only the schema of these data, which are those of one site, for a federation's operator.
         out: Write manifest.json, partition.svg (a heat map) and, for a table, inspection.json and inspection.html.
         show: Number of clients to list.
     """
@@ -112,7 +123,11 @@ def inspect(
 
     checked_integer(show, "--show", 0)
     keys, base = file_keys(ctx), {}
-    if what is None and not (keys.get("dataset") or keys.get("data")):
+    if what is not None and data is not None:
+        raise InputError(f"'{what}' and --data '{data}' both name data. Give one of them.")
+    if data is not None:
+        keys.pop("dataset", None)
+    elif what is None and not (keys.get("dataset") or keys.get("data")):
         raise InputError(
             "Name what to inspect: a dataset, a folder, a table or a run; or give a --config that names data."
         )
@@ -124,6 +139,9 @@ def inspect(
             named = what in names("dataset") or not (Path(what).suffix or "/" in what or Path(what).exists())
             base = {"dataset" if named else "data": what}
     plan = RunConfig.of(base, keys, run_flags(ctx))
+    if schema is not None:
+        _save_schema(ctx, plan, schema, force)
+        return
     looked = is_table(plan.data)
     names_out = ["manifest.json", "partition.svg", *(["inspection.json", "inspection.html"] if looked else [])]
     files = [out / name for name in names_out] if out else []
@@ -139,6 +157,22 @@ def inspect(
             save_heat_map(fed, files[1])
         print_line(f"manifest  {files[0]}")
         print_line(f"heat map  {files[1]}")
+
+
+def _save_schema(ctx: typer.Context, plan: RunConfig, path: Path, force: bool) -> None:
+    """Draft the schema of one site's data and write it."""
+    from ..federation import schema
+    from ..files.paths import check_new
+
+    if foreign := [key for key in NO_SITE if ctx.params.get(key) is not None]:
+        flag = foreign[0].replace("_", "-")
+        raise InputError(f"--schema describes the data of one site and divides nothing. Leave out --{flag}.")
+    if plan.data is None:
+        raise InputError("--schema describes your own data. Name a table, an .npz file or a folder of images.")
+    check_new(path, force=force)
+    options = {key: value for key in SCHEMA if (value := getattr(plan, key)) is not None}
+    schema.draft(plan.data, **options).save(path)
+    print_line(f"schema    {path} (read it: the operator and every site receive it)")
 
 
 def _inspect_table(plan: RunConfig, files: list[Path], show: int) -> None:

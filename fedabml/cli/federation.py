@@ -31,7 +31,8 @@ def init(
     *,
     host: str,
     sites: str,
-    data: Path,
+    data: Path | None = None,
+    schema: Path | None = None,
     target_column: str = "",
     drop_columns: str = "",
     id_column: str = "",
@@ -48,21 +49,27 @@ def init(
 ) -> None:
     """Make everything that a first deployment needs, in a new folder of the operator.
 
-    The folder gets settings (federation.toml), the inputs that every site must have (schema.toml, drafted from --data),
-    a certificate authority, the server's certificate, the proxy's configuration, and an archive per site. Hand each
-    site its archive over a safe channel, because it contains the site's private key.
+    The folder gets settings (federation.toml), the inputs that every site must have (schema.toml), a certificate
+    authority, the server's certificate, the proxy's configuration, and an archive per site. Hand each site its archive
+    over a safe channel, because it contains the site's private key.
+
+    The inputs are drafted from --data. Or give --schema with a file that a site has written on its own machine, by
+    `fedabml data inspect --data one-site.csv --target-column outcome --schema schema.toml`.
 
     Read schema.toml before the first start. It lists columns, classes, frequent words, and rounded means and deviations
     of the numbers. Every site receives it.
 
-    Example: `fedabml federation init trial --host fed.example.org --sites north,south --data one-site.csv
-    --target-column outcome`
+    Examples:
+    - `fedabml federation init trial --host fed.example.org --sites north,south --schema schema.toml`
+    - `fedabml federation init trial --host fed.example.org --sites north,south --data one-site.csv --target-column
+      outcome`
 
     Flags:
         folder (DIR): The operator's new folder.
         host (NAME): Name or address by which the sites reach this machine.
         sites (A,B,C): Names of the sites: letters, digits, - and _.
         data (PATH): Data of one site, as an example: a table, an .npz file or a folder. Rows are not copied.
+        schema (FILE): The inputs, described by a site: in place of --data.
         target_column (NAME): Table: column to predict.
         drop_columns (A,B): Table: columns to leave out.
         id_column (NAME): Table: column of identifiers, which is never a feature.
@@ -85,9 +92,14 @@ def init(
         "task": task,
         "image_size": image_size,
     }
+    if (data is None) == (schema is None):
+        raise InputError("Give the inputs by one of two flags: --data PATH for an example, --schema FILE for a schema.")
+    if schema is not None and (given := [name for name, value in options.items() if value]):
+        raise InputError(f"--{given[0].replace('_', '-')} belongs to --data. A schema has all of it: edit '{schema}'.")
     settings: dict[str, Any] = {"port": port, "superlink_port": superlink_port, "algorithm": algorithm, "model": model}
     settings |= {"rounds": rounds} | parse_set(set or [])
-    made = _changes().init(folder, host, split_words(sites), data, name=name, schema_options=options, **settings)
+    sources = {"data": data, "schema_options": options, "schema": schema}
+    made = _changes().init(folder, host, split_words(sites), name=name, **sources, **settings)
     print_line(f"settings   {made.settings_file}")
     print_line(f"inputs     {made.schema_file} (read it: every site receives it)")
     for member in made.members():

@@ -22,6 +22,7 @@ from ..errors import InputError, quoted
 from ..files.limits import parse_json
 from ..files.paths import explain_errors, read_bytes, write
 from ..files.sealed import unsealed, write_json
+from ..version import __version__
 from . import keys
 from .folders import ServerFolder, SiteFolder, check_apps, write_secret
 from .settings import SiteSettings, check_name
@@ -35,7 +36,8 @@ _README = """Site {name} of the federation {title}
 Keep this archive secret: it holds the private key of this site. Delete it once the site has joined.
 Your data stay on your machine. Nothing is allowed beyond training: see site.toml in the site's folder.
 
-1. Install:        python -m pip install 'fedabml[flower,tables]'     (for images: 'fedabml[flower,images]')
+1. Install:        python -m pip install './{wheel}[flower,tables]'
+                   Your operator gives you this file, too. For .xlsx files add excel, for images add images.
 2. Join:           fedabml federation join {name}.tar.gz --data PATH
 3. Personalise:    fedabml federation personalize {name}
 
@@ -52,6 +54,7 @@ def pack(folder: ServerFolder, name: str, site: keys.SiteKeys, apps: list[str]) 
     invitation = {"format": FORMAT, "federation": settings.federation, "federation_name": settings.name}
     invitation |= {"name": check_name(name), "server": settings.address}
     words = {"name": name, "title": settings.name, "server": settings.address, "fingerprint": fingerprint(authority)}
+    words["wheel"] = f"fedabml-{__version__}-py3-none-any.whl"
     contents = {
         "README.txt": _README.format(**words).encode(),
         "invitation.json": (json.dumps(invitation, indent=2) + "\n").encode(),

@@ -24,13 +24,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import algorithms, likelihoods, models
+from .. import algorithms, likelihoods
 from ..algorithms.base import Algorithm, State
 from ..arguments import checked_integer
 from ..data import Federation
 from ..engine.autotune import dtype_of
 from ..engine.setting import Place, Setting
-from ..errors import InputError, nearest, quoted
+from ..errors import InputError, quoted
 from ..files.paths import Name
 from ..files.sealed import read_tensors, write_tensors
 from ..likelihoods import Categorical, GaussianNoise
@@ -38,6 +38,7 @@ from ..runs.input_spec import InputSpec
 from ..runs.modules import check_fit, make_network
 from ..runs.prior import FLOATS, Prior
 from ..runs.tokens import take_tokens
+from .settings import check_model_and_algorithm
 
 KIND, VERSION = "card", 1
 DTYPES = ("float32", "float64")
@@ -78,7 +79,7 @@ class Card:
             raise InputError(
                 "A federation runs the networks of fedabml by name: a site never runs code or folders that others name."
             )
-        _check_names(str(self.input_spec.model.get("name")), algorithms.name_of(self.algorithm))
+        check_model_and_algorithm(str(self.input_spec.model.get("name")), algorithms.name_of(self.algorithm))
 
     def __repr__(self) -> str:
         name, what = algorithms.name_of(self.algorithm), self.input_spec.description
@@ -201,7 +202,7 @@ def make_card(
     `inputs` has the shape, type, normalisation, recipe and task of the data; its samples are not used.
     `class_weights` are used unchanged, because the counts of classes stay at the sites.
     """
-    _check_names(model, algorithms.name_of(algorithm))
+    check_model_and_algorithm(model, algorithms.name_of(algorithm))
     if inputs.task != "classification" and algorithm.label_prior != "none":
         algorithm = dataclasses.replace(algorithm, label_prior="none")
     targets = 0 if inputs.task == "classification" else inputs.y.shape[1]
@@ -217,19 +218,6 @@ def make_card(
     algorithm.init(spec.network.initial, spec.network.layout)
     card = Card(federation, spec, algorithm, batch_size, epochs, seed, dtype, schema or {})
     return Card.of(*card.tensors_and_facts())  # as every site will read it
-
-
-def _check_names(model: str, algorithm: str) -> None:
-    """Refuse a network or an algorithm that is not one of fedabml's own."""
-    if model not in models.NAMES:
-        raise InputError(
-            f"A federation has no network {quoted(model)}; files of code and Hugging Face folders are not accepted."
-            f"{nearest(model[:60], models.NAMES)}"
-        )
-    entry = algorithms.REGISTRY.get(algorithm)
-    if entry is None or entry.code is not None:
-        known = [name for name, each in algorithms.REGISTRY.items() if each.code is None]
-        raise InputError(f"A federation has no algorithm {quoted(algorithm)}.{nearest(algorithm[:60], known)}")
 
 
 def _check_raw(tensors: dict[str, Any], facts: dict[str, Any]) -> None:
@@ -248,7 +236,7 @@ def _check_raw(tensors: dict[str, Any], facts: dict[str, Any]) -> None:
     model, algorithm, shape = facts["model"], facts["algorithm"], facts["shape"]
     if not isinstance(model, dict) or not isinstance(algorithm, dict) or "source" in facts:
         raise InputError("Its network or its algorithm has no name.")
-    _check_names(str(model["name"]), str(algorithm["name"]))
+    check_model_and_algorithm(str(model["name"]), str(algorithm["name"]))
     sizes = [checked_integer(size, "A size of a sample") for size in shape]
     if not 0 < len(sizes) <= 4 or math.prod(sizes) > MOST_SIZE:
         raise InputError(f"Its samples have the shape {quoted(shape)}, which is too large.")

@@ -24,17 +24,29 @@ MOST_PAST = 100_000  # nonces that are remembered, to distinguish late replies f
 
 
 class PastNonces:
-    """The nonces of earlier orders distinguish a late reply from an invented one."""
+    """The nonces of earlier orders distinguish late and surplus replies from invented ones."""
 
     def __init__(self) -> None:
         self.orders: OrderedDict[str, str] = OrderedDict()
+        self._surplus: dict[str, str] = {}  # the site by nonce
 
     def add(self, orders: Iterable[Order]) -> None:
         """Remember the nonces of orders that are no longer awaited."""
         for order in orders:
             self.orders[order.nonce] = f"late: it answers round {order.round}, attempt {order.attempt}"
         while len(self.orders) > MOST_PAST:
-            self.orders.popitem(last=False)
+            self._surplus.pop(self.orders.popitem(last=False)[0], None)
+
+    def add_surplus(self, orders: Iterable[Order]) -> None:
+        """Remember orders among those of `add` whose replies are not needed, because enough others were valid."""
+        self._surplus |= {order.nonce: order.site for order in orders if order.nonce in self.orders}
+
+    def take_surplus(self, nonce: object, site: str) -> bool:
+        """Return whether this is a site's first reply to an order whose reply is not needed."""
+        if not isinstance(nonce, str) or self._surplus.get(nonce) != site:
+            return False
+        del self._surplus[nonce]
+        return True
 
     def get(self, nonce: str) -> str | None:
         """Return why a reply with this nonce is late, or None if the nonce is unknown."""
@@ -49,10 +61,12 @@ class Collection:
     check: Check
     past: PastNonces
     max_bytes: int
+    enough: int = 0  # valid replies after which further ones are surplus; 0: all sites are needed
     valid: dict[str, Reply] = field(default_factory=dict)  # by site, as they came
     failed: dict[str, str] = field(default_factory=dict)  # by site: why it will not answer
     late: set[str] = field(default_factory=set)  # sites that answered an earlier order
     withdrawn: set[str] = field(default_factory=set)  # sites that were removed meanwhile
+    surplus: set[str] = field(default_factory=set)  # sites whose replies are not needed
     bytes_up: int = 0
     rejected: Counter[tuple[str, str]] = field(default_factory=Counter)  # by site and reason
 
@@ -65,6 +79,11 @@ class Collection:
         """The sites that have not answered."""
         return [order.site for order in self._pending.values()]
 
+    @property
+    def full(self) -> bool:
+        """Whether enough replies are valid, so that no further one is needed."""
+        return 0 < self.enough <= len(self.valid)
+
     def take(self, arrival: Arrival) -> None:
         """Count a reply, or reject it with a reason."""
         self.bytes_up += _size(arrival)
@@ -76,11 +95,17 @@ class Collection:
             return
         reply = arrival.reply
         order = self._all.get(reply.nonce) if isinstance(reply.nonce, str) else None
+        if order is None and arrival.sender and self.past.take_surplus(reply.nonce, arrival.sender):
+            self.late.add(arrival.sender)
+            return
         if misplaced := self._misplaced(arrival, reply, order):
             self.reject(arrival.sender or reply.site, misplaced)
             return
         assert order is not None
         del self._pending[order.nonce]
+        if self.full:
+            self.surplus.add(order.site)
+            return
         if _size(arrival) > self.max_bytes:
             reason: str | None = f"it has more than {self.max_bytes} bytes"
         else:
@@ -137,9 +162,18 @@ class Collection:
         if site in self.withdrawn or all(order.site != site for order in self.orders):
             return
         self.withdrawn.add(site)
+        self.surplus.discard(site)
         self._pending = {nonce: order for nonce, order in self._pending.items() if order.site != site}
         if site in self.valid:
             self.drop(site, REMOVED)
+
+    def close(self) -> None:
+        """End the wait. If enough replies are valid, the sites that have not answered are surplus, not missing."""
+        self.past.add(self.orders)
+        if self.full:
+            self.past.add_surplus(self._pending.values())
+            self.surplus |= set(self.missing)
+            self._pending = {}
 
     def listed(self) -> list[dict[str, Any]]:
         """Return the rejections for the file of events."""

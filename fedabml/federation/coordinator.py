@@ -60,7 +60,7 @@ class Coordinator:
         self.settings = folder.settings
         self.events = Events(folder, on_event)
         self.limits = Limits(self.settings.max_samples, self.settings.max_message_mb << 20)
-        self.roster = Roster(folder, transport, self.settings.rest_rounds)
+        self.roster = Roster(folder, transport, self.settings.rest_rounds, clock)
         self.mailbox = Mailbox(transport, clock, folder.stop_file, self.limits.max_bytes, self.roster.removed)
         self.lost: set[str] = set()  # sites whose kept state is gone
         self.without_card: set[str] = set()  # sites that have lost the card, to which it is offered again
@@ -136,7 +136,7 @@ class Coordinator:
             )
         every = self.settings.prior_every
         if every and number % every == 0 and number < self.settings.rounds:
-            awake = [m for m in self.roster.members if self.roster.resting.get(m.name, 0) < number]
+            awake = [m for m in self.roster.members if not self.roster.rests(m.name, number)]
             self._send_prior([m for m in awake if m.name in self.saved.ready])
 
     def _try_round(self, number: int, attempt: int) -> str:
@@ -157,11 +157,12 @@ class Coordinator:
         if collection.withdrawn:
             self.roster.members = [m for m in self.roster.members if m.name not in collection.withdrawn]
             clients, _, least = self._sizes()
-        for name in collection.late:
+        for name in collection.late.union(collection.valid):
             self.roster.wake(name)
-        timed_out = not (enough and len(collection.valid) >= enough)
-        for name in (*(collection.missing if timed_out else ()), *collection.failed):
+        for name in collection.missing:
             self.roster.rest(name, number)
+        for name in collection.failed:
+            self.roster.rest(name, number, silent=False)
         self._forget_lost()
         self._drop_outliers(collection)
         times.append(time.perf_counter())
@@ -282,10 +283,11 @@ class Coordinator:
             "attempt": attempt,
             "sites": [member.name for member in drawn],
             "connected": sorted(self.roster.connected),
-            "resting": sorted(name for name, last in self.roster.resting.items() if last >= number),
+            "resting": self.roster.resting(number),
             "valid": list(valid),
             "rejected": collection.listed() + self.mailbox.take_stray().listed(),
             "missing": collection.missing,
+            "surplus": sorted(collection.surplus),
             "loss": math.fsum(losses.values()) / len(losses) if losses else None,
             "losses": losses,
             "scores": mean_scores(check_scores(reply.facts, self.settings.max_samples) for reply in valid.values()),
@@ -327,6 +329,8 @@ class Coordinator:
         ]
         collection = self.mailbox.collect(orders, self._check_prior, self.settings.round_timeout)
         self._forget_lost()
+        for name in collection.missing:
+            self.roster.rest(name, self.round)
         facts = {"rejected": collection.listed(), "missing": collection.missing}
         self.events.write("prior", round=self.round, sites=sorted(collection.valid), **facts)
         return set(collection.valid)

@@ -1,7 +1,8 @@
 """Make everything that a deployment needs: `init` at first, and later `add_site`, `remove_site` and `renew`.
 
-`init` builds the operator's folder under another name and renames it when it is complete. A site's private key exists
-only in its archive: the server keeps the public key and the secret that both share.
+`init` builds the operator's folder under another name and renames it when it is complete. An empty folder that exists
+may be a mounted one, which cannot be replaced: `init` builds the parts inside it and moves them up, the settings last.
+A site's private key exists only in its archive: the server keeps the public key and the secret that both share.
 """
 
 from __future__ import annotations
@@ -13,13 +14,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..files.paths import explain_errors, folder_lock, read_bytes, write
 from . import archive, keys, proxy
 from .folders import MAX_SITES, Member, ServerFolder, write_secret
 from .settings import Settings, check_host, check_name
+
+if TYPE_CHECKING:
+    from .schema import Schema
 
 _LOCK = ".change.lock"  # held while the list of sites or a certificate changes
 
@@ -32,14 +36,15 @@ def init(
     *,
     name: str | None = None,
     schema_options: dict[str, Any] | None = None,
+    schema: str | os.PathLike[str] | None = None,
     apps: Sequence[str] | None = None,
     **settings: Any,
 ) -> ServerFolder:
     """Make an operator's folder with settings, schema, keys, certificates, the app, the proxy and an archive per site.
 
     `host` is the name or address by which sites reach this machine, `sites` are their names. The schema is drafted from
-    `data`, the data of one site, with `schema_options`. `apps` are the hashes of the Flower apps that
-    sites accept, by default that of the app in the folder. `settings` are keys of federation.toml.
+    `data`, the data of one site, with `schema_options`, or read from the file `schema`. `apps` are the hashes of the
+    Flower apps that sites accept, by default that of the app in the folder. `settings` are keys of federation.toml.
     """
     keys.check()
     folder = ServerFolder(directory)
@@ -49,17 +54,21 @@ def init(
         | _small(settings, len(names)) | settings, "init"
     )  # fmt: skip
     _check_hyper(chosen)
+    inputs = _inputs(data, schema_options or {}, schema)
     with explain_errors(folder.path, "made", "Choose another place."):
-        if folder.path.exists() and (not folder.path.is_dir() or any(folder.path.iterdir())):
+        exists = folder.path.exists()
+        if exists and (not folder.path.is_dir() or any(folder.path.iterdir())):
             raise InputError(f"'{folder.path}' exists and is no empty folder. Choose another place.")
         folder.path.parent.mkdir(parents=True, exist_ok=True)
-    aside = ServerFolder(folder.path.with_name(f".{folder.path.name[:100]}.{secrets.token_hex(8)}.part"))
+    part = f".{folder.path.name[:100]}.{secrets.token_hex(8)}.part"
+    aside = ServerFolder(folder.path / part if exists else folder.path.with_name(part))
     try:
-        _fill(aside, chosen, names, data, schema_options or {}, apps)
+        _fill(aside, chosen, names, inputs, apps)
         with explain_errors(folder.path, "made", "Choose another place."):
-            if folder.path.exists():
-                folder.path.rmdir()
-            aside.path.rename(folder.path)
+            if exists:
+                _move_up(aside, folder)
+            else:
+                aside.path.rename(folder.path)
     finally:
         with suppress(OSError):
             shutil.rmtree(aside.path)
@@ -115,21 +124,37 @@ def renew(directory: str | os.PathLike[str]) -> ServerFolder:
     return folder
 
 
+def _move_up(aside: ServerFolder, folder: ServerFolder) -> None:
+    """Move all parts of a folder into the empty one around it. The settings come last: with them it is complete."""
+    with suppress(PermissionError):  # a mounted folder may belong to somebody else; the parts are private themselves
+        folder.path.chmod(0o700)
+    for part in sorted(aside.path.iterdir(), key=lambda path: path == aside.settings_file):
+        part.rename(folder.path / part.name)
+
+
+def _inputs(
+    data: str | os.PathLike[str] | None, options: dict[str, Any], path: str | os.PathLike[str] | None
+) -> Schema | None:
+    """Return the schema that is drafted from data or read from a file, or None if there is neither."""
+    from . import schema
+
+    if path is not None:
+        return schema.Schema.load(path)
+    return None if data is None else schema.draft(data, **options)
+
+
 def _fill(
     folder: ServerFolder,
     settings: Settings,
     names: list[str],
-    data: str | os.PathLike[str] | None,
-    options: dict[str, Any],
+    inputs: Schema | None,
     apps: Sequence[str] | None,
 ) -> None:
     """Write everything but the proxy's configuration."""
     folder.make()
     settings.save(folder.settings_file)
-    if data is not None:
-        from . import schema
-
-        schema.draft(data, **options).save(folder.schema_file)
+    if inputs is not None:
+        inputs.save(folder.schema_file)
     authority = keys.make_authority(settings.name)
     write_secret(folder.ca_key, authority.key)
     write(folder.ca_certificate, authority.certificate)

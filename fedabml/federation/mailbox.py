@@ -32,8 +32,8 @@ class Mailbox:
         self.past = PastNonces()
         self.stray = self._collection([], check_identity)  # what arrives when no reply is awaited
 
-    def _collection(self, orders: Sequence[Order], check: Check) -> Collection:
-        return Collection(orders, check, self.past, self.max_bytes)
+    def _collection(self, orders: Sequence[Order], check: Check, enough: int = 0) -> Collection:
+        return Collection(orders, check, self.past, self.max_bytes, enough)
 
     def collect(self, orders: Sequence[Order], check: Check, timeout: float, enough: int = 0) -> Collection:
         """Send orders and take replies until all sites have answered, `enough` are valid, or the time is up.
@@ -41,23 +41,22 @@ class Mailbox:
         `check` returns why a reply must not count, or None. If `enough` is 0, the call waits for all sites. A site that
         is removed meanwhile is no longer waited for, and what it has answered does not count.
         """
-        collection = self._collection(orders, check)
+        collection = self._collection(orders, check, enough)
         try:
             self.transport.send(orders, timeout)
             deadline = self.clock() + timeout
             while collection.missing and (left := deadline - self.clock()) > 0:
                 self.check_stop()
                 for arrival in self.transport.receive(min(POLL, left)):
-                    full = enough and len(collection.valid) >= enough
-                    (self.stray if full else collection).take(arrival)
+                    collection.take(arrival)
                 for name in self.removed():
                     collection.withdraw(name)
-                if enough and len(collection.valid) >= enough:
+                if collection.full:
                     break
-            for name in self.removed():  # also those removed while the last reply came
-                collection.withdraw(name)
         finally:
-            self.past.add(orders)
+            collection.close()
+        for name in self.removed():  # also those removed while the last reply came
+            collection.withdraw(name)
         collection.late |= self.stray.late
         return collection
 

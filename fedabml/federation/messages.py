@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from ..algorithms.base import State
 from ..errors import InputError
@@ -101,6 +101,15 @@ class Transport(Protocol):
 
     def receive(self, seconds: float) -> list[Arrival]:
         """Return what has arrived, as soon as something has, or nothing after `seconds`."""
+        ...
+
+
+@runtime_checkable
+class NoticesStarts(Protocol):
+    """A transport may also notice that a site was started anew while it seemed to be connected all the time."""
+
+    def started(self, site: str) -> str:
+        """Return a text that changes whenever the node of a connected site is started anew or returns."""
         ...
 
 

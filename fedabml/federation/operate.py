@@ -225,11 +225,13 @@ def join(
 def resume(path: str | os.PathLike[str], *, foreground: bool = False) -> None:
     """Start a federation or a site again after a stop, crash or failure. A federation continues with its next round.
 
-    A folder whose processes are running is stopped first; a federation then gets a new run.
+    A folder whose processes are running is stopped first; a federation then gets a new run. Raises InputError for files
+    that a person has edited wrongly, before anything is stopped.
     """
     require_extra()
     folder = folder_of(path)
     _refuse_local(folder, "resume")
+    _check_files(folder)
     if is_running(folder):
         down(path)
     _refuse_running(folder)
@@ -330,6 +332,20 @@ def _refuse_local(folder: Folder, command: str) -> None:
             f"The site in '{folder.path}' runs together with its server. Give the operator's folder: "
             f"`fedabml federation {command} {operator.path}`."
         )
+
+
+def _check_files(folder: Folder) -> None:
+    """Raise InputError unless the files that people edit can be read."""
+    from ..algorithms import make
+    from .schema import Schema
+
+    if isinstance(folder, ServerFolder):
+        make(folder.settings.algorithm, **folder.settings.hyper)
+        if folder.schema_file.is_file():
+            Schema.load(folder.schema_file)
+    else:
+        folder.settings  # noqa: B018 - reading checks them
+        folder.apps()
 
 
 def _refuse_running(folder: Folder) -> None:

@@ -1,28 +1,45 @@
 """Decide which sites may be drawn for a round: the members that are connected and do not rest.
 
-A site that did not answer in time rests for some rounds, or until it is seen to return. The next draw
-waits once for a site that has lost its connection; if the site stays away, later draws do not wait.
+A site that did not answer in time rests: for some rounds, and for as long as Flower may list a site that
+has died. Both are twice as long after every further miss. A rest ends early if the site's node is started anew or
+returns, or if the site answers after all. The next draw waits once for a site that has lost its connection; if the
+site stays away, later draws do not wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 from .. import rng
 from .folders import Member, ServerFolder
-from .messages import Transport
+from .messages import NoticesStarts, Transport
+
+LISTED = 60.0  # seconds for which Flower may list a site that has died: two of its heartbeats
+MOST_DOUBLINGS = 6  # of a rest
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A site is not drawn up to a round, nor before a time of the clock."""
+
+    last_round: int
+    until: float
 
 
 class Roster:
-    """A roster holds the members of a federation and which of them are connected."""
+    """A roster holds the members of a federation and which of them are connected. `clock` counts seconds."""
 
-    def __init__(self, folder: ServerFolder, transport: Transport, rest_rounds: int):
-        self.folder, self.transport, self.rest_rounds = folder, transport, rest_rounds
+    def __init__(self, folder: ServerFolder, transport: Transport, rest_rounds: int, clock: Callable[[], float]):
+        self.folder, self.transport, self.rest_rounds, self.clock = folder, transport, rest_rounds, clock
         self.members: list[Member] = folder.members()
         self.connected: set[str] = set()
         self.awaited = {member.name for member in self.members}  # connected recently, or before a restart
-        self.resting: dict[str, int] = {}  # by site: the last round in which it is not drawn
         self.returned: set[str] = set()  # since `refresh` before the last one
+        self._started: dict[str, str] = {}  # by connected site: what distinguishes the starts of its node
+        self._rests: dict[str, Rest] = {}
+        self._misses: dict[str, int] = {}  # by site: since its last answer
         self._version, self._removed = 0, set[str]()
 
     def refresh(self) -> None:
@@ -31,10 +48,12 @@ class Roster:
         self.members = self.folder.members()
         keys = {name: key.strip() for name, key in self.transport.sites().items()}
         connected = {m.name for m in self.members if keys.get(m.name) == m.public_key.strip()}
-        self.returned = connected - self.connected
+        watch = self.transport if isinstance(self.transport, NoticesStarts) else None
+        started = {name: watch.started(name) if watch else "" for name in connected}
+        self.returned = {name for name in connected if self._started.get(name) != started[name]}
         for name in self.returned:
-            self.resting.pop(name, None)
-        self.connected = connected
+            self._rests.pop(name, None)
+        self.connected, self._started = connected, started
         self.awaited |= connected
 
     def removed(self) -> set[str]:
@@ -51,19 +70,35 @@ class Roster:
         """Return the identity of a member."""
         return next(member.number for member in self.members if member.name == name)
 
-    def rest(self, name: str, round: int) -> None:
-        """Let a site that did not answer in a round rest. If it is not connected later, nobody waits for it."""
-        self.resting[name] = round + self.rest_rounds
+    def rest(self, name: str, round: int, *, silent: bool = True) -> None:
+        """Let a site that gave no reply in a round rest. If it is not connected later, nobody waits for it.
+
+        A site that is not `silent` has failed at once: its rest is no longer for earlier misses, and has no least time.
+        """
+        doublings = min(self._misses.get(name, 0), MOST_DOUBLINGS) if silent else 0
+        least = LISTED * 2**doublings if silent and self.rest_rounds else -math.inf
+        self._rests[name] = Rest(round + self.rest_rounds * 2**doublings, self.clock() + least)
+        self._misses[name] = self._misses.get(name, 0) + silent
         self.awaited.discard(name)
 
     def wake(self, name: str) -> None:
         """End a site's rest, because it has answered."""
-        self.resting.pop(name, None)
+        self._rests.pop(name, None)
+        self._misses.pop(name, None)
+
+    def rests(self, name: str, round: int) -> bool:
+        """Return whether a site rests in a round."""
+        rest = self._rests.get(name)
+        return rest is not None and (round <= rest.last_round or self.clock() < rest.until)
+
+    def resting(self, round: int) -> list[str]:
+        """Return the names of the sites that rest in a round, sorted."""
+        return sorted(name for name in self._rests if self.rests(name, round))
 
     def absent(self, ready: Collection[str], round: int) -> list[str]:
         """Return the sites that are worth waiting for: not connected now, but connected recently and not resting."""
         names = (m.name for m in self.members if m.name in ready and m.name not in self.connected)
-        return [name for name in names if name in self.awaited and self.resting.get(name, 0) < round]
+        return [name for name in names if name in self.awaited and not self.rests(name, round)]
 
     def give_up(self, names: Collection[str]) -> None:
         """Stop waiting for these sites until they are connected again."""
@@ -72,7 +107,7 @@ class Roster:
     def available(self, ready: Collection[str], round: int, least: int) -> list[Member]:
         """Return the sites that may be drawn, by number: those that do not rest or, if these are too few, all."""
         present = [m for m in self.members if m.name in ready and m.name in self.connected]
-        awake = [m for m in present if self.resting.get(m.name, 0) < round]
+        awake = [m for m in present if not self.rests(m.name, round)]
         return awake if len(awake) >= least else present
 
 

@@ -12,7 +12,7 @@ import re
 import textwrap
 import tomllib
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from ..algorithms import REGISTRY
 from ..arguments import is_number, is_whole
@@ -52,6 +52,22 @@ def check_name(name: object, subject: str = "A site's name") -> str:
     return name
 
 
+def check_model_and_algorithm(model: object, algorithm: object) -> None:
+    """Raise InputError for a network or an algorithm that is not one of fedabml's own."""
+    if not isinstance(model, str) or model not in NAMES:
+        raise InputError(
+            f"A federation has no network {quoted(model)}; files of code and Hugging Face folders are not accepted."
+            f"{nearest(str(model)[:60], NAMES)}"
+        )
+    entry = REGISTRY.get(algorithm) if isinstance(algorithm, str) else None
+    if entry is None or entry.code is not None:
+        own = [name for name, each in REGISTRY.items() if each.code is None]
+        raise InputError(
+            f"A federation has no algorithm {quoted(algorithm)}; files of code are not accepted."
+            f"{nearest(str(algorithm)[:60], own)}"
+        )
+
+
 def check_host(host: object, subject: str = "host") -> str:
     """Return a host's name or IP address, without a port, or raise InputError."""
     import ipaddress
@@ -82,7 +98,9 @@ def split_address(address: object, subject: str = "server") -> tuple[str, int]:
 
 
 class _Checked:
-    """A frozen dataclass whose fields are the keys of a TOML file."""
+    """A frozen dataclass whose fields are the keys of a TOML file. `RETIRED` keys of earlier versions are ignored."""
+
+    RETIRED: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
         for each in fields(self):  # type: ignore[arg-type]
@@ -96,6 +114,7 @@ class _Checked:
     def of(cls, data: Table, subject: str = "The settings") -> Self:
         """Make settings from a table. Raises InputError for a key that is unknown, missing or wrong."""
         known = {each.name: each for each in fields(cls)}  # type: ignore[arg-type]
+        data = {name: value for name, value in data.items() if name not in cls.RETIRED}
         for name in data:
             if name not in known:
                 raise InputError(f"{subject} has an unknown key {quoted(name)}.{nearest(str(name), known)}")
@@ -169,7 +188,11 @@ class Settings(_Checked):
     attempts: int = key(3, "times that a round is tried before the federation gives up", 1, 1000)
     over_select: int = key(0, "sites drawn beyond the number that counts; the first valid replies count", 0, 1_000_000)
     rest_rounds: int = key(
-        2, "rounds in which a site that did not answer is not drawn, unless it returns", 0, 1_000_000
+        2,
+        "rounds in which a site that did not answer is not drawn, unless it returns; at least 60 seconds, and twice as "
+        "long after every further miss (0: no rest)",
+        0,
+        1_000_000,
     )
     aggregation: str = key("mean", "how updates are combined; the others bear some false ones", choices=AGGREGATIONS)
     trim: float = key(0.2, "trimmed-mean: share left out at each end; krum: share of sites that may be false", 0, 0.49)
@@ -186,6 +209,10 @@ class Settings(_Checked):
     score_every: int = key(0, "rounds between scores of sites that allow them (0: none)", 0)
     hyper: Table = key(dict, "hyperparameters of the algorithm, such as lr = 0.03")  # noqa: RUF009
     model_options: Table = key(dict, "options of the network, such as hidden = [64]")  # noqa: RUF009
+
+    def __post_init__(self) -> None:
+        check_model_and_algorithm(self.model, self.algorithm)
+        super().__post_init__()
 
     def _check(self) -> None:
         _check_id(self.federation)
@@ -206,12 +233,13 @@ class Settings(_Checked):
 class SiteSettings(_Checked):
     """Settings of one site. They belong to the site: the server can neither read nor change them."""
 
+    RETIRED: ClassVar[tuple[str, ...]] = ("drop_columns",)
+
     federation: str = key(MISSING, "identity of the federation, 32 hexadecimal digits; leave it as it is")
     name: str = key(MISSING, "name of this site; leave it as it is")
     server: str = key(MISSING, "address of the federation's server, host:port")
     data: str = key("", "this site's data: a table, an .npz file or a folder. They never leave this machine")
     target_column: str = key("", "table: column to predict, if it has another name than in the federation's schema")
-    drop_columns: str = key("", "table: columns to leave out, separated by commas")
     id_column: str = key("", "table: column of identifiers, never a feature, carried into predictions")
     split_by: str = key("", "table: column of dates or numbers; the newest rows are test rows")
     test_share: float = key(0.0, "table: share of the rows kept for testing; they never train", 0, 0.9)

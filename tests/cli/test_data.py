@@ -7,7 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from fedabml.federation.schema import Schema, draft
 from tests.cli.command import run
+from tests.federation.start import TABLE, frame
 
 pd = pytest.importorskip("pandas")
 
@@ -34,6 +36,36 @@ def test_inspect_shows_columns_and_warnings_even_where_training_would_refuse(tmp
     assert [column["use"] for column in content["columns"]] == ["client", "ID", "split", "feature", "target", "feature"]
     assert (tmp_path / "look" / "inspection.html").is_file() and (tmp_path / "look" / "manifest.json").is_file()
     assert "exists" in run("data", "inspect", "t.csv", *WORDS, "--split-by", "admitted", "--out", "look", code=2).stderr
+
+
+def test_a_site_describes_its_data_without_any_row(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    frame(0).assign(ward=["Zaphod-Xylophone"] * 3 + ["north", "south"] * 18 + ["north"]).to_csv("a.csv", index=False)
+    words = ("--target-column", "ill", "--id-column", "patient", "--date-columns", "admitted", "--drop-columns", "note")
+    said = run("data", "inspect", "--data", "a.csv", *words, "--schema", "schema.toml").stdout
+    assert "schema.toml" in said and list(tmp_path.glob("*.toml")) == [tmp_path / "schema.toml"]
+    assert Schema.load("schema.toml") == draft("a.csv", **TABLE)
+    text = (tmp_path / "schema.toml").read_text()
+    assert "Zaphod" not in text and "free text" not in text and "0-0001" not in text  # rare words, rows, identifiers
+    assert "exists" in run("data", "inspect", "a.csv", *words, "--schema", "schema.toml", code=2).stderr
+    run("data", "inspect", "a.csv", *words, "--schema", "schema.toml", "--force")
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["a.csv", "--data", "a.csv"], "both name data"),
+        (["a.csv", "--schema", "s.toml", "--clients", 3], "Leave out --clients"),
+        (["a.csv", "--schema", "s.toml", "--out", "x"], "Leave out --out"),
+        (["digits", "--schema", "s.toml"], "your own data"),
+        (["a.csv", "--schema", "s.toml"], "--target-column"),
+    ],
+)
+def test_what_describes_no_site_is_refused(tmp_path, monkeypatch, words, reason):
+    monkeypatch.chdir(tmp_path)
+    frame(0).to_csv("a.csv", index=False)
+    assert reason in " ".join(run("data", "inspect", *words, code=2).stderr.split())
+    assert not (tmp_path / "s.toml").exists()
 
 
 @pytest.mark.slow

@@ -108,6 +108,19 @@ def test_a_failure_is_an_exit_code(folder):
     assert "1 of 3 sites" in run("federation", "status", folder.path, code=1).stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "--data PATH for an example, --schema FILE"),
+        (["--data", "x.csv", "--schema", "x.toml"], "--data PATH for an example, --schema FILE"),
+        (["--schema", "x.toml", "--target-column", "ill"], "--target-column belongs to --data"),
+    ],
+)
+def test_the_inputs_come_from_data_or_from_a_schema(tmp_path, words, reason):
+    said = refused("init", tmp_path / "fed", "--host", "localhost", "--sites", "a", *words)
+    assert reason in " ".join(said.split()) and not (tmp_path / "fed").exists()
+
+
 @pytest.fixture
 def site(tmp_path):
     made = SiteFolder(tmp_path / "north")

@@ -73,12 +73,16 @@ class Wire:
         self.sites_by_name = {n: Site(folder) for n, folder in sites.items()}
         self.tamper = tamper or (lambda order, reply: [Arrival(order.site, reply)])
         self.now, self.queue, self.sent, self.away = 0.0, [], [], set()
+        self.starts = {}  # by site: anything that changes when its node is started anew
 
     def clock(self):
         return self.now
 
     def sites(self):
         return {n: key for n, key in self.keys.items() if n not in self.away and n in self.sites_by_name}
+
+    def started(self, site):
+        return str(self.starts.get(site, ""))
 
     def send(self, orders, ttl):
         for order in orders:

@@ -16,6 +16,7 @@ pytest.importorskip("cryptography")
 from fedabml.errors import InputError
 from fedabml.federation import archive, keys
 from fedabml.federation.archive import unpack
+from fedabml.version import __version__
 from tests.federation.deployed import APP, folder_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +62,8 @@ def test_an_archive_becomes_a_sites_folder(server, tmp_path):
 
 def test_the_readme_has_three_commands_and_the_fingerprint(server, contents):
     text = contents["README.txt"].decode()
-    for words in ("pip install 'fedabml[flower,tables]'", "join a.tar.gz --data PATH", "federation personalize a"):
+    wheel = f"fedabml-{__version__}-py3-none-any.whl"
+    for words in (f"pip install './{wheel}[flower,tables]'", "join a.tar.gz --data PATH", "federation personalize a"):
         assert words in text
     assert archive.fingerprint(server.ca_certificate.read_bytes()) in text and server.settings.address in text
 

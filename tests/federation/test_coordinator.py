@@ -56,15 +56,82 @@ def test_with_all_sites_alive_the_draw_is_the_simulators(tmp_path):
     assert drawn == [draw_clients(5, 0.4, 1, round) for round in range(1, 5)]
 
 
+def slow(wire, seconds):
+    """Let every round take some seconds of the wire's clock."""
+
+    def tamper(order, reply):
+        wire.now += seconds / len(wire.keys)
+        return [Arrival(order.site, reply)]
+
+    return tamper
+
+
 def test_a_silent_site_rests_and_is_drawn_again_later(tmp_path):
     server, sites = set_up(tmp_path, rounds=5, participation=1.0, rest_rounds=2)
-    wire = Wire(server, sites, lambda o, r: [] if (o.site, o.round) == ("site-4", 1) else [Arrival(o.site, r)])
+    wire = Wire(server, sites)
+    answer = slow(wire, 40.0)  # so that after two rounds Flower has noticed a site that has died
+    wire.tamper = lambda o, r: [] if (o.site, o.round) == ("site-4", 1) else answer(o, r)
     _, events = lead(server, wire)
     took_part = ["site-4" in line["sites"] for line in rounds_of(events)]
     assert took_part == [True, False, False, True, True]
     assert rounds_of(events)[0]["missing"] == ["site-4"]
     assert rounds_of(events)[1]["resting"] == ["site-4"]
-    assert 20 <= wire.now <= 26  # the time-out of one round
+    assert len([order for order in wire.sent if order.site == "site-4" and order.kind == "train"]) == 3
+
+
+def test_a_site_that_died_costs_one_time_out_while_flower_lists_it(tmp_path):
+    server, sites = set_up(tmp_path, rounds=20, participation=1.0, rest_rounds=2)
+    wire = Wire(server, sites)
+    answer = slow(wire, 4.0)
+
+    def tamper(order, reply):
+        wire.away = {"site-4"} if wire.now > 60 else set()  # 60 s after its death Flower lists it no longer
+        return [] if order.site == "site-4" else answer(order, reply)
+
+    wire.tamper = tamper
+    _, events = lead(server, wire)
+    assert [line["round"] for line in rounds_of(events) if "site-4" in line["sites"]] == [1]
+    assert wire.now == pytest.approx(20 + 20 * 3.2)  # one time-out, and four sites that answer
+
+
+def test_a_site_that_stays_silent_rests_twice_as_long_each_time(tmp_path):
+    server, sites = set_up(tmp_path, rounds=20, participation=1.0, rest_rounds=2)
+    wire = Wire(server, sites)
+    answer = slow(wire, 50.0)
+    wire.tamper = lambda o, r: [] if o.site == "site-4" and o.round < 15 else answer(o, r)
+    _, events = lead(server, wire)
+    drawn = [line["round"] for line in rounds_of(events) if "site-4" in line["sites"]]
+    assert drawn == [1, 4, 9, 18, 19, 20]  # rests of 2, 4 and 8 rounds; then it answers
+
+
+@pytest.mark.parametrize("rest", [2, 100])
+def test_a_resting_site_whose_node_is_started_anew_is_drawn_at_once(tmp_path, rest):
+    server, sites = set_up(tmp_path, rounds=5, participation=1.0, rest_rounds=rest)
+    wire = Wire(server, sites)
+
+    def tamper(order, reply):
+        if order.site == "site-4" and order.round == 1:
+            return []
+        if order.round == 2:
+            wire.starts["site-4"] = "anew"
+        return [Arrival(order.site, reply)]
+
+    wire.tamper = tamper
+    _, events = lead(server, wire)
+    assert ["site-4" in line["sites"] for line in rounds_of(events)] == [True, False, True, True, True]
+
+
+def test_a_site_that_fails_at_once_rests_for_the_rounds_only(tmp_path):
+    server, sites = set_up(tmp_path, rounds=8, participation=1.0, rest_rounds=1)
+
+    def tamper(order, reply):
+        fails = order.site == "site-4" and order.round < 6
+        return [Arrival(order.site, None, "no", nonce=order.nonce) if fails else Arrival(order.site, reply)]
+
+    wire = Wire(server, sites, tamper)
+    _, events = lead(server, wire)
+    assert [line["round"] for line in rounds_of(events) if "site-4" in line["sites"]] == [1, 3, 5, 7, 8]
+    assert wire.now < 5
 
 
 def test_a_resting_site_that_reconnects_is_drawn_at_once(tmp_path):
@@ -169,11 +236,37 @@ def test_over_selection_takes_the_first_replies(tmp_path):
     lines = rounds_of(events)
     assert [len(line["sites"]) for line in lines] == [4, 4, 4]
     assert [len(line["valid"]) for line in lines] == [2, 2, 2]
-    assert not any(line["resting"] for line in lines)
+    assert not any(line["resting"] or line["missing"] or line["rejected"] for line in lines)
+    assert all(sorted(line["valid"] + line["surplus"]) == line["sites"] for line in lines)
     participants = [[int(name[-1]) for name in line["valid"]] for line in lines]
     sim = simulation(server, coordinator.card, participants=participants)
     assert_equal(coordinator.saved.state.shared, sim.shared)
     assert wire.now < 5  # nobody waited for the others
+
+
+def test_surplus_replies_that_come_later_are_not_rejected(tmp_path):
+    server, sites = set_up(tmp_path, participation=0.4, over_select=2, rounds=4)
+    wire = Wire(server, sites)
+    held = []
+
+    def tamper(order, reply):
+        number = len([sent for sent in wire.sent if sent.kind == "train"]) % 4
+        if order.round == 1 and number in (3, 0):  # the last two of four
+            held.append(Arrival(order.site, reply))
+            return []
+        if order.round == 2 and number == 1:
+            thief = "site-0" if held[0].sender != "site-0" else "site-1"
+            return [dataclasses.replace(held[0], sender=thief), *held, held[0], Arrival(order.site, reply)]
+        return [Arrival(order.site, reply)]
+
+    wire.tamper = tamper
+    _, events = lead(server, wire)
+    lines = rounds_of(events)
+    assert len(held) == 2 and lines[0]["surplus"] == sorted(arrival.sender for arrival in held)
+    assert not any(line["missing"] or line["resting"] for line in lines)
+    # Only what another site writes with a surplus nonce, and a second reply to the same order, is rejected.
+    reasons = [each["reason"] for line in lines for each in line["rejected"]]
+    assert reasons == ["late: it answers round 1, attempt 1"] * 2
 
 
 def test_the_order_of_arrival_changes_nothing(tmp_path):

@@ -1,6 +1,8 @@
 """What `init` makes, and how sites are added and removed."""
 
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,9 @@ from fedabml.errors import InputError
 from fedabml.federation import init, keys, proxy
 from fedabml.federation.archive import unpack
 from fedabml.federation.folders import ServerFolder
+from fedabml.federation.schema import Schema, draft
 from tests.federation.deployed import APP, folder_of
+from tests.federation.start import TABLE, frame
 
 pytestmark = pytest.mark.flower
 
@@ -58,6 +62,7 @@ def test_two_federations_share_nothing(tmp_path):
         ({"raunds": 1}, "Did you mean 'rounds'"),
         ({"hyper": {"lrr": 1}}, "has no hyperparameter 'lrr'"),
         ({"algorithm": "fedprox", "hyper": {"lr": -1.0}}, "lr"),
+        ({"model": "mine.py:Net"}, "files of code and Hugging Face folders are not accepted"),
         ({"name": "a b"}, "letters, digits"),
         ({"apps": ["x"]}, "64 hexadecimal digits"),
     ],
@@ -76,6 +81,20 @@ def test_a_folder_that_is_not_empty_is_left_alone(tmp_path):
         folder_of(tmp_path)
     (tmp_path / "fed" / "mine").unlink()
     assert folder_of(tmp_path).sites()
+
+
+def test_an_empty_folder_is_filled_in_place(tmp_path):
+    """It may be mounted, and its parent may be read-only."""
+    place = tmp_path / "fed"
+    place.mkdir(mode=0o755)
+    before = place.stat().st_ino
+    with pytest.raises(InputError, match="64 hexadecimal digits"):  # which is noticed late
+        init.init(place, "localhost", ["a"], apps=["x"])
+    assert place.stat().st_ino == before and list(place.iterdir()) == []
+    folder = folder_of(tmp_path)
+    assert place.stat().st_ino == before and stat.S_IMODE(place.stat().st_mode) == 0o700
+    assert folder.settings.host == "localhost" and folder.proxy_file.read_text() == proxy.nginx(folder)
+    assert not list(tmp_path.rglob("*.part"))
 
 
 def test_one_site_alone_needs_one_reply(tmp_path):
@@ -147,6 +166,35 @@ def test_the_schema_is_drafted_from_one_sites_data(tmp_path):
         tmp_path / "fed", "localhost", ["a"], tmp_path / "rows.csv", apps=[APP], schema_options={"target_column": "ill"}
     )
     assert "ill" in folder.schema_file.read_text()
+
+
+def test_the_schema_is_read_from_a_file_of_a_site(tmp_path):
+    frame(0).to_csv(tmp_path / "a.csv", index=False)
+    drafted = draft(tmp_path / "a.csv", **TABLE)
+    path = drafted.save(tmp_path / "schema.toml")
+    folder = init.init(tmp_path / "fed", "localhost", ["a"], schema=path, apps=[APP])
+    assert Schema.load(folder.schema_file) == drafted
+    for before, after, words in (
+        ('kind = "table"', 'kind = "pickle"', "kind"),
+        ('task = "classification"', 'task = "classification"\nrows = [1]', "rows"),
+        ("scale = ", "scale = nan #", "age"),
+        ("[columns", "[columns", ""),
+    ):
+        path.write_text(drafted.to_toml().replace(before, after, 1)[: None if words else 300])
+        with pytest.raises(InputError, match=rf"schema.toml.*{words}"):
+            init.init(tmp_path / "other", "localhost", ["a"], schema=path, apps=[APP])
+        assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.slow
+def test_the_command_takes_a_schema_in_place_of_data(tmp_path):
+    frame(0).to_csv(tmp_path / "a.csv", index=False)
+    path = draft(tmp_path / "a.csv", **TABLE).save(tmp_path / "schema.toml")
+    (tmp_path / "a.csv").unlink()
+    words = ["federation", "init", tmp_path / "fed", "--host", "localhost", "--sites", "a,b", "--schema", path]
+    made = subprocess.run([sys.executable, "-m", "fedabml", *map(str, words)], capture_output=True, text=True)
+    assert made.returncode == 0 and "archives/a.tar.gz" in "".join(made.stdout.split()), made.stderr
+    assert Schema.load(tmp_path / "fed/schema.toml") == Schema.load(path)
 
 
 @pytest.mark.slow

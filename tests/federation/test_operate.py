@@ -85,6 +85,30 @@ def test_a_port_in_use_is_named_with_its_key(folder, no_extra, monkeypatch):
             operate.up(ServerFolder(folder.path).path)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("rounds = 10", "rounds = 0", "rounds"),
+        ('model = "mlp"', 'model = "mine.py:Net"', "files of code and Hugging Face folders are not accepted"),
+        ("[hyper]", "[hyper]\nlrr = 1", "has no hyperparameter 'lrr'"),
+    ],
+)
+def test_a_wrong_setting_is_noticed_before_anything_is_ended(folder, no_extra, before, after, words):
+    text = folder.settings_file.read_text()
+    assert before in text
+    folder.settings_file.write_text(text.replace(before, after))
+    with subprocess.Popen(["sleep", "1000"], start_new_session=True) as running:
+        try:
+            (folder.run / "pids").mkdir()
+            for name in ("supervisor", "superlink"):
+                pids.Record(name, "running", "", identity=pids.identity(running.pid)).save(folder.run / "pids")
+            with pytest.raises(InputError, match=words):
+                operate.resume(folder.path)
+            assert running.poll() is None and not folder.stop_file.exists()
+        finally:
+            running.kill()
+
+
 def test_what_a_crash_left_is_ended_before_a_new_start(folder, no_extra, monkeypatch):
     started = []
     monkeypatch.setattr(operate, "_write_proxy", lambda folder: None)

@@ -53,8 +53,10 @@ def test_every_key_is_in_the_file_below_a_comment(settings):
         ({"round_timeout": float("inf")}, "must be a finite number"),
         ({"aggregation": "medain"}, "Did you mean 'median'?"),
         ({"algorithm": "fedabm"}, "Did you mean 'fedabml'?"),
-        ({"algorithm": "mine.py:FedDyn"}, "algorithm"),
-        ({"model": "mine.py:Net"}, "model"),
+        ({"algorithm": "mine.py:FedDyn"}, "no algorithm 'mine.py:FedDyn'; files of code are not accepted"),
+        ({"model": "mine.py:Net"}, "no network 'mine.py:Net'; files of code and Hugging Face folders are not accepted"),
+        ({"model": ["mlp"]}, "no network"),
+        ({"model": "org/name"}, "Hugging Face folders are not accepted"),
         ({"dtype": "bf16"}, "dtype"),
         ({"trim": 0.5}, "between 0 and 0.49"),
         ({"hyper": [1]}, "must be a table"),
@@ -155,3 +157,10 @@ def test_addresses_that_are_refused(address):
 def test_a_host_is_written_in_one_form():
     assert check_host("0:0:0:0:0:0:0:1") == "::1"
     assert Settings.of(NEEDED | {"host": "::1"}).address == "[::1]:8443"
+
+
+def test_a_key_that_no_version_used_is_no_reason_to_refuse_a_sites_settings(tmp_path):
+    text = SiteSettings.of(SITE).to_toml()
+    assert "drop_columns" not in text
+    (tmp_path / "site.toml").write_text(text + 'drop_columns = "note"\n')
+    assert SiteSettings.load(tmp_path / "site.toml") == SiteSettings.of(SITE)

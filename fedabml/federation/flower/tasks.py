@@ -9,6 +9,7 @@ it gets two replies to one order. So a worker hands over exactly the same reply 
 from __future__ import annotations
 
 import hashlib
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ class Task:
     node_id: int = 0
     message: ProtoMessage | None = None  # the head of the order, without its content
     tree: ObjectTree | None = None
+    began: float = 0.0  # when a worker took the order, in seconds since the epoch by the site's own clock
 
     def pull_input(self, allowed: Collection[str]) -> Any:
         """Read run and context. Raises ForeignApp unless the app's bytes have a hash that is allowed."""
@@ -81,12 +83,18 @@ class Task:
         if not response.messages_list:
             raise RunEnded("The task has no message.")
         self.message, self.tree = response.messages_list[0], response.message_object_trees[0]
+        self.began = time.time()
         return self.head()
 
     def head(self) -> Message:
         """Return the order without its content, to be answered."""
         assert self.message is not None
         return message_from_proto(self.message)
+
+    def seconds_left(self) -> float:
+        """Return the rest of the order's time to live, counted from when a worker took it."""
+        assert self.message is not None
+        return self.began + self.message.metadata.ttl - time.time()
 
     def pull_content(self, limit: int) -> Message:
         """Fetch the whole order, of at most `limit` bytes."""
@@ -126,7 +134,7 @@ class Task:
     # -- on disk ----------------------------------------------------------------------------------------------------
     def save(self, path: Path) -> None:
         """Store what a restarted worker needs to continue this task."""
-        facts = {name: str(getattr(self, name)) for name in ("token", *_NUMBERS)}  # Flower's numbers have 64 bits
+        facts = {name: str(getattr(self, name)) for name in ("token", *_NUMBERS, "began")}  # numbers of 64 bits
         for name, part in (("message", self.message), ("tree", self.tree)):
             facts[name] = "" if part is None else b64encode(part.SerializeToString()).decode()
         write_secret(path, sealed_line(facts).encode())
@@ -146,6 +154,7 @@ class Task:
                 if facts["message"]:
                     task.message = ProtoMessage.FromString(b64decode(facts["message"]))
                     task.tree = ObjectTree.FromString(b64decode(facts["tree"]))
+                    task.began = float(facts["began"])
                 task.identify()
                 return task
         except (InputError, KeyError, TypeError, ValueError, TransportClosed, httpx.HTTPError):

@@ -106,6 +106,11 @@ class FlowerTransport:
                 self._activated[node.node_id] = node.last_activated_at
         return found
 
+    def started(self, site: str) -> str:
+        """Return the identity of a site's node and when it was last activated, as of the last call of `sites`."""
+        node = self._node_of(site)
+        return "" if node is None else f"{node} {self._activated[node]}"
+
     def _knows_secret(self, name: str) -> bool:
         """Read a member's secret, unless it is known. Returns False if the member is being removed at this moment."""
         if name not in self._secrets:

@@ -4,14 +4,18 @@ Flower would start a fresh process for each message and run the code that came w
 a SuperNode that was started with `--isolation process`, checks the hash of the task's app against the site's list
 (`apps.json`), and answers with the installed package's `Site.handle`. The app's code is never run. The worker
 answers a bad order with an error, waits for a SuperNode that is away, and continues its task after a kill.
+
+A worker that hangs keeps its task alive, because the thread of its heartbeats goes on. So it ends itself some time
+after the order has expired. The supervisor starts another one, which answers the order with an error.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from flwr.app import Message, RecordDict
@@ -30,6 +34,7 @@ log = logging.getLogger("fedabml.federation")
 
 POLL, IDLE_POLL = 0.1, 0.5  # seconds between two requests for a task
 ACTIVE = 60.0  # seconds after a task in which the requests are frequent
+MARGIN = 60.0  # seconds that a worker may still compute after an order's time to live
 LIMIT = 2 << 30  # bytes of an order: the server is the site's partner, but a mistake must not fill the memory
 TASK_FILE, REPLY_FILE = "task.json", "task.reply"
 
@@ -116,8 +121,9 @@ class Worker:
             task.pull_message()
             task.save(self._file)
         try:
-            order = codec.order_of(_content(task), self._key, LIMIT)
-            content = self._reply(order)
+            with _limit(task.seconds_left() + MARGIN):
+                order = codec.order_of(_content(task), self._key, LIMIT)
+                content = self._reply(order)
         except Exception as problem:
             log.warning("An order could not be read or answered: %s: %s", type(problem).__name__, problem)
             reason = f"The site's worker could not answer the order ({type(problem).__name__})."
@@ -135,6 +141,25 @@ class Worker:
         content = codec.reply_content(replace(reply, seconds=seconds), self._key)
         self._started = {}
         return content
+
+
+class Overdue(Exception):
+    """An order has expired, so that its reply would be dropped."""
+
+
+@contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    """End this process if the context is not left within some seconds, and log where its threads then are.
+
+    A thread of the interpreter could not do it while other code holds the lock of the interpreter.
+    """
+    if seconds <= 0:
+        raise Overdue
+    faulthandler.dump_traceback_later(seconds, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def _content(task: Task) -> Message:

@@ -49,7 +49,7 @@ class SuperNodeApi:
         server.should_exit = True
         thread.join(120)
 
-    def put(self, content: RecordDict, app: bytes, digest: str, run_id: int = RUN) -> str:
+    def put(self, content: RecordDict, app: bytes, digest: str, run_id: int = RUN, ttl: float = 3600.0) -> str:
         """Store an order as a SuperNode does that has received it; return the message's id."""
         run = replace(Run.create_empty(run_id), fab_hash=digest, series_id=run_id)
         context = Context(run_id=run_id, node_id=NODE, node_config={}, state=RecordDict(), run_config={})
@@ -58,7 +58,7 @@ class SuperNodeApi:
         true_digest = self.state.store_fab(Fab("", app, {}))
         self.state.fab_store[digest] = Fab(digest, app, {})  # a dishonest SuperNode names an app as it likes
         assert true_digest
-        message = Message(content, NODE, "train")
+        message = Message(content, NODE, "train", ttl=ttl)
         message.metadata.__dict__["_run_id"] = run_id
         message.metadata.__dict__["_message_id"] = message.object_id
         assert self.state.create_task(task_type=TaskType.CLIENT_APP, run_id=run_id, fab_hash=digest) is not None

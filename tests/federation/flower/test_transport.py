@@ -224,9 +224,11 @@ def test_a_restarted_supernode_gets_its_order_again(world: World) -> None:
         world.transport.sites()
         world.transport.send(list(world.orders(names=("a",)).values()), 100.0)
         first, _ = site.receive()
+        started = world.transport.started("a")
+        assert world.transport.sites() and started == world.transport.started("a") != ""
     with connected(world.api, world.keys["a"]) as site:
         again, message = _receive_while_polled(world, site)
-        assert again.nonce == first.nonce
+        assert again.nonce == first.nonce and world.transport.started("a") not in ("", started)
         site.answer(message, double(again))
         assert world.next().reply is not None
         assert world.transport.receive(0.5) == [] and not site.has_order()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,12 +26,15 @@ from fedabml.federation.flower.app import app_hash, bundle, write_app
 from fedabml.federation.flower.places import site_secret
 from fedabml.federation.flower.runtime import Away, Link, RunEnded
 from fedabml.federation.flower.tasks import Task, acquire
-from fedabml.federation.flower.worker import REPLY_FILE, TASK_FILE, Worker
+from fedabml.federation.flower.worker import MARGIN, REPLY_FILE, TASK_FILE, Worker
 from fedabml.federation.folders import SiteFolder, write_secret
 from fedabml.federation.messages import Order, Reply
+from fedabml.federation.pids import read_record
 from fedabml.federation.settings import SiteSettings
+from fedabml.federation.supervisor import PIDS, Process, Supervisor
 from fedabml.files.sealed import write_json
 
+from .superlink_api import until
 from .supernode_api import SuperNodeApi
 
 pytestmark = pytest.mark.flower
@@ -67,9 +71,16 @@ def node(folder: SiteFolder) -> Iterator[SuperNodeApi]:
         yield api
 
 
-def put(node: SuperNodeApi, folder: SiteFolder, order: Order = ORDER, secret: bytes = SECRET, run: int = 5) -> str:
+def put(
+    node: SuperNodeApi,
+    folder: SiteFolder,
+    order: Order = ORDER,
+    secret: bytes = SECRET,
+    run: int = 5,
+    ttl: float = 3600.0,
+) -> str:
     app = folder.path.parent / "app"
-    return node.put(codec.order_content(order, secret), bundle(app), app_hash(app), run)
+    return node.put(codec.order_content(order, secret), bundle(app), app_hash(app), run, ttl)
 
 
 def request_task(worker: Worker) -> Task | None:
@@ -170,6 +181,70 @@ def test_a_killed_worker_goes_on(folder: SiteFolder, node: SuperNodeApi, moment:
     else:
         assert torch.equal(codec.reply_of(reply, {"north": SECRET}, 1 << 20).tensors["x"], 2 * ORDER.tensors["x"])
     assert not (folder.run / TASK_FILE).exists() and not (folder.run / REPLY_FILE).exists()
+
+
+def test_an_order_that_has_expired_is_answered_with_an_error(folder: SiteFolder, node: SuperNodeApi) -> None:
+    """Else a worker that hangs at an order would take the same order up after every restart."""
+
+    def never(order: Order) -> Reply:
+        raise AssertionError("an order that has expired was handled")
+
+    worker = Worker(folder, echo)
+    put(node, folder, ttl=100.0)
+    task = next_task(worker)
+    task.pull_input(folder.apps())
+    task.pull_message()
+    task.began -= 100.0 + MARGIN
+    task.save(worker._file)
+    task.link.close()
+    successor = Worker(folder, never)
+    again = successor.resume()
+    assert again is not None and again.began == task.began
+    successor.work(again)
+    (reply,) = node.replies()
+    assert reply.has_error() and "Overdue" in str(reply.error.reason)
+    assert not (folder.run / TASK_FILE).exists()
+
+
+HANGING = """
+import sys, threading
+from fedabml.federation.flower import start, worker
+from fedabml.federation.folders import SiteFolder
+
+def handle(order):
+    lock = threading.Lock()
+    while order.round == 7:
+        lock.acquire()  # the second time it waits forever
+    return order.reply(samples=4)
+
+worker.MARGIN = 1.0
+start.prepare_process()
+worker.Worker(SiteFolder(sys.argv[1]), handle).run()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_a_worker_that_hangs_ends_itself_and_its_successor_answers(folder: SiteFolder, node: SuperNodeApi) -> None:
+    process = Process("worker", [sys.executable, "-c", HANGING, str(folder.path)], folder.run / "worker.log")
+    supervisor = Supervisor([process], folder.run)
+    thread = threading.Thread(target=supervisor.run)
+    thread.start()
+    try:
+        put(node, folder, ttl=2.0)
+        until(lambda: node.statuses() == ["finished:completed"], "the error")
+        (refused,) = node.replies()
+        assert refused.has_error() and "Overdue" in str(refused.error.reason)
+        put(node, folder, replace(ORDER, round=8), run=6)
+        until(lambda: node.statuses() == ["finished:completed"] * 2, "the reply")
+        (answered,) = node.replies()
+        assert codec.reply_of(answered, {"north": SECRET}, 1 << 20).samples == 4
+        record = read_record(folder.run / PIDS / "worker.json")
+        assert record is not None and (record.restarts, record.last_exit) == (1, "exit code 1")
+        assert "in handle" in (folder.run / "worker.log").read_text()  # where it hung
+    finally:
+        supervisor.stop()
+        thread.join(120)
 
 
 def test_a_forgotten_task_is_dropped(folder: SiteFolder, node: SuperNodeApi) -> None:
