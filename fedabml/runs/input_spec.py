@@ -246,8 +246,12 @@ class InputSpec:
 
     def normalised(self, raw: np.ndarray, device: torch.device) -> Tensor:
         """Return checked inputs as float32, normalised for the network."""
-        x32, shift, scale = (torch.as_tensor(np.asarray(a, np.float32)) for a in (raw, self.shift, self.scale))
-        return ((x32 - shift) * (1 / scale)).to(device)
+        shift, scale = (torch.as_tensor(np.asarray(a, np.float32)) for a in (self.shift, self.scale))
+        normalised = torch.empty(raw.shape, dtype=torch.float32, device=device)
+        for first in range(0, len(raw), 1024):  # images have a quarter of the bytes: few of them are floats twice
+            rows = slice(first, first + 1024)
+            normalised[rows] = (torch.as_tensor(np.asarray(raw[rows], np.float32)) - shift) * (1 / scale)
+        return normalised
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors and JSON metadata for a file."""
