@@ -30,7 +30,8 @@ def posterior_flags(
         class_weights (WEIGHTS): How much rows of each class count: balanced (by the own rows), none, or numbers such
             as 1,5. [default: as in training]
         validation: Share of the rows held out to calibrate and check the posterior.
-        aim (AIM): Goal of the threshold between two classes: f1, recall>=0.8, precision>=0.8 or cost:MISS,ALARM.
+        aim (AIM): Goal of the threshold between two classes: f1, recall>=0.8, precision>=0.8 or cost:MISS,ALARM. For
+            any number of classes cost:FILE.csv, with a row of costs per true class and a column per decision.
         coverage: Probability with which a prediction set or interval contains the truth.
         false_alarms: Share of usual inputs that may be flagged as unusual.
         calibration (WORD): How probabilities are calibrated on the rows held out: temperature, isotonic (100 rows or

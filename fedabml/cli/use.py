@@ -236,6 +236,8 @@ def trust_lines(trust: Trust | None, several: bool) -> list[str]:
         few = "; so few make it uncertain" if (trust.positives or 0) < 10 else ""
         rows = "1 positive row" if trust.positives == 1 else f"{trust.positives} positive rows"
         lines.append(f"threshold   {trust.threshold:.3g}, for {trust.aim}, chosen on {rows}{few}")
+    if trust.costs is not None:
+        lines.append(f"decision    of least expected cost, for {trust.aim}")
     enough = trust.quantile < float("inf")
     what = "sets" if trust.nll_before is not None else "intervals"
     needed = "" if enough else f": {trust.rows} validation rows are too few, so they hold everything"

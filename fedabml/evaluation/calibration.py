@@ -152,7 +152,7 @@ class Aim:
             return cls(kind, values)
         raise InputError(
             f"The aim of the threshold is {text!r}. Write f1, recall>=0.8, precision>=0.8, or cost:MISS,ALARM with the "
-            "cost of a missed positive and of a false alarm, such as cost:10,1."
+            "cost of a missed positive and of a false alarm, such as cost:10,1; or cost:FILE.csv with all costs."
         )
 
 

@@ -31,7 +31,8 @@ from .modules import Model, Origin, layout_of, pack_network, unpack_network
 from .tokens import check_tokens, padding_of
 
 # 2: with what earlier versions would leave out: a target's transform, noise by input, an adapter, class weights
-FORMATS = (1, 2)
+# 3: a posterior with costs of decisions, which earlier versions would ignore
+FORMATS = (1, 2, 3)
 _OUTPUTS = {"regression": "target(s)", "multilabel": "labels", "sequence": "outputs of steps"}
 _NORM = ("shift", "scale", "y_shift", "y_scale")
 TABLE_WANTED = (
