@@ -148,7 +148,7 @@ def calls(t):
     frame = {**table, "frame": t["frame"], "dataset": "table"}
     del frame["path"]
     site = {"prior": prior, "x": x, "y": y, "validation": 0.4, "seed": 0, "device": "cpu", "encoded": False}
-    site |= {"epochs": 1, "lr": 0.1, "batch_size": 5, "class_weights": [1, 2]}
+    site |= {"epochs": 1, "lr": 0.1, "batch_size": 5, "class_weights": [1, 2], "posterior": None}
     own = {
         "x": x,
         "y": y,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,9 @@ def inspect(
     """Show how data are divided among clients, and check them as training would.
 
     For a table, the command first shows its columns, their values at every client, and warnings: a column that tells
-    the target by itself, clients that share rows or IDs, and a client whose numbers seem to have another unit.
+    the target by itself, clients that share rows or IDs, and a client whose numbers seem to have another unit. For
+    folders of images and .npz files it warns of samples that clients share, that are in the training and the test data,
+    or that have several labels.
 
     With --config and without WHAT, the command inspects the data of that configuration.
 
@@ -151,6 +154,10 @@ def inspect(
     with downloads(what or plan.dataset or "") as on_download:
         fed = plan.federation(on_download)
     overview(fed, show)
+    if plan.data and not looked:
+        from ..evaluation.duplicates import duplicate_warnings
+
+        print_warnings(duplicate_warnings(fed))
     if out:
         with folder_lock(out):
             save_manifest(fed, files[0])
@@ -192,9 +199,7 @@ def _inspect_table(plan: RunConfig, files: list[Path], show: int) -> None:
         cells = (column.clients[:show] for column in some)
         lines = zip(inspection.clients[:show], *([cell.text for cell in column] for column in cells), strict=True)
         table(("client", *(column.name for column in some)), lines)
-    for text in inspection.warnings:
-        print_paragraph(f"Warning: {text}")
-    print_line(f"warnings  {len(inspection.warnings)}")
+    print_warnings(inspection.warnings)
     if files:
         with folder_lock(files[0].parent):
             write_json(files[0], inspection.to_json())
@@ -202,6 +207,13 @@ def _inspect_table(plan: RunConfig, files: list[Path], show: int) -> None:
         print_line(f"columns   {files[0]}")
         print_line(f"page      {files[1]}")
     print_line()
+
+
+def print_warnings(warnings: Sequence[str]) -> None:
+    """Print warnings about data, a paragraph each, and their number."""
+    for text in warnings:
+        print_paragraph(f"Warning: {text}")
+    print_line(f"warnings  {len(warnings)}")
 
 
 def overview(fed: Federation, show: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from .console import print_line
 from .options import command
-from .posterior_flags import comparison_flags, posterior_flags
+from .posterior_flags import check_comparison, posterior_flags, print_comparison
 
 
 @command(also=posterior_flags)
@@ -15,7 +15,7 @@ def personalize(
     folder: Path,
     *,
     out: Path = Path("posterior.safetensors"),
-    compare: bool = False,
+    compare: bool | None = None,
     newcomer: bool = False,
     seed: int = 0,
     device: str = "auto",
@@ -36,6 +36,7 @@ def personalize(
         folder (DIR): The site's folder.
         out (FILE): File for the site's posterior.
         compare: Show whether the prior, the posterior or training alone is best for the site on the rows held out.
+            [default: with --validation, if that takes seconds]
         newcomer: Begin like a site that never trained, without the state that this site keeps.
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
@@ -43,18 +44,18 @@ def personalize(
     from ..data.arrays import STRUCTURED
     from ..federation import personal
     from ..federation.folders import SiteFolder
-    from ..runs.site import compare_at_site
     from .use import trust_lines
 
-    comparison = comparison_flags(flags) if compare else {}
+    check_comparison(compare, flags)
     site = SiteFolder(folder).check()
     posterior = personal.personalize(site, out, force=force, use_kept=not newcomer, seed=seed, device=device, **flags)
     round = personal.prior_round(site)
     for line in trust_lines(posterior.trust, posterior.input_spec.task in STRUCTURED):
         print_line(line)
-    if compare:
+    if flags["validation"]:
         prior = personal.newest_prior(site)
-        x, y = personal.training_rows(site, prior)
-        print_line(compare_at_site(prior, x, y, flags["validation"], seed, device, **comparison).sentence)
+        print_comparison(
+            compare, prior, personal.training_rows(site, prior), posterior, flags, seed=seed, device=device
+        )
     print_line(f"prior       {f'of round {round}' if round is not None else 'of an unknown round'}")
     print_line(f"posterior   {out}")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
+from .console import print_line, print_paragraph, table
+
+if TYPE_CHECKING:
+    from ..runs.posterior import Posterior
+    from ..runs.prior import Prior
 
 _LEARNING = ("epochs", "lr", "batch_size", "class_weights")
 
@@ -30,7 +35,8 @@ def posterior_flags(
         class_weights (WEIGHTS): How much rows of each class count: balanced (by the client's rows), none, or numbers
             such as 1,5. [default: as in training]
         validation: Share of the rows held out to calibrate and check the posterior.
-        aim (AIM): Goal of the threshold between two classes: f1, recall>=0.8, precision>=0.8 or cost:MISS,ALARM.
+        aim (AIM): Goal of the threshold between two classes: f1, recall>=0.8, precision>=0.8 or cost:MISS,ALARM. For
+            any number of classes cost:FILE.csv, with a row of costs per true class and a column per decision.
         coverage: Probability with which a prediction set or interval contains the truth.
         false_alarms: Share of usual inputs that may be flagged as unusual.
         calibration (WORD): How probabilities are calibrated on the rows held out: temperature, isotonic (100 rows or
@@ -38,8 +44,26 @@ def posterior_flags(
     """
 
 
-def comparison_flags(flags: dict[str, Any]) -> dict[str, Any]:
-    """Return the flags that a comparison on rows held out needs. Raises InputError if none are held out."""
-    if not flags["validation"]:
+def check_comparison(compare: bool | None, flags: dict[str, Any]) -> None:
+    """Refuse a comparison without rows held out."""
+    if compare and not flags["validation"]:
         raise InputError("--compare needs rows held out: give --validation 0.3, or another share.")
-    return {name: flags[name] for name in _LEARNING}
+
+
+def print_comparison(
+    compare: bool | None, prior: Prior, data: tuple[Any, Any], posterior: Posterior, flags: dict[str, Any], **more: Any
+) -> None:
+    """Print which model serves a site best, if `compare` asks for it, or if it is None and that takes seconds."""
+    from ..runs.site import compare_at_site, is_quick
+
+    if compare is False or not flags["validation"]:
+        return
+    if compare is None and not is_quick(prior, len(data[0]), flags["validation"], flags["batch_size"]):
+        print_line("next        --compare tells whether the prior, the posterior or training alone is best here")
+        return
+    options = {name: flags[name] for name in _LEARNING}
+    x, y = data
+    report = compare_at_site(prior, x, y, flags["validation"], posterior=posterior, **options, **more)
+    print_paragraph(report.sentence)
+    calibrated = "" if report.calibration == "none" else f", calibrated ({report.calibration}) on the other rows"
+    table(*report.table(), title=f"{report.rows} rows held out{calibrated}; 95% intervals")

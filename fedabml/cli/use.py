@@ -13,7 +13,7 @@ from ..runs.config import is_table, read_config, saved_config
 from ..runs.request import resume_command
 from .console import downloads, note, number, print_line, table
 from .options import Config, command, import_code, split_words
-from .posterior_flags import comparison_flags, posterior_flags
+from .posterior_flags import check_comparison, posterior_flags, print_comparison
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -137,7 +137,7 @@ def personalize(
     client: str | None = None,
     out: Path = Path("posterior.safetensors"),
     id_column: str | None = None,
-    compare: bool = False,
+    compare: bool | None = None,
     seed: int = 0,
     device: str = "auto",
     algorithm: str | None = None,
@@ -164,16 +164,16 @@ def personalize(
         out: File for the client's posterior.
         id_column (NAME): Table column of identifiers, which predictions carry. [default: as in training]
         compare: Say whether the prior, the posterior or training alone serves the client best on the rows held out.
+            [default: with --validation, if that takes seconds]
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
     """
     from ..data.arrays import STRUCTURED
     from ..files.paths import check_new
     from ..runs.prior import load_prior
-    from ..runs.site import compare_at_site
     from ..runs.train import client_rows
 
-    comparison = comparison_flags(flags) if compare else {}
+    check_comparison(compare, flags)
     if (data is None) == (client is None):
         raise InputError("Give the client's data with --data, or a client of the run with --client: one of the two.")
     source = prior / "shared.safetensors" if prior.is_dir() else prior
@@ -194,9 +194,7 @@ def personalize(
         print_line(f"{name:<11} {number(value)} on {len(test[1]) if test else 0} test samples")
     for line in trust_lines(posterior.trust, posterior.input_spec.task in STRUCTURED):
         print_line(line)
-    if compare:
-        report = compare_at_site(loaded, x, y, flags["validation"], seed, device, encoded=encoded, **comparison)
-        print_line(report.sentence)
+    print_comparison(compare, loaded, (x, y), posterior, flags, seed=seed, device=device, encoded=encoded)
     print_line(f"prior       {loaded.digest[:16]} (digest)")
     print_line(f"posterior   {out}")
 
@@ -236,6 +234,8 @@ def trust_lines(trust: Trust | None, several: bool) -> list[str]:
         few = "; so few make it uncertain" if (trust.positives or 0) < 10 else ""
         rows = "1 positive row" if trust.positives == 1 else f"{trust.positives} positive rows"
         lines.append(f"threshold   {trust.threshold:.3g}, for {trust.aim}, chosen on {rows}{few}")
+    if trust.costs is not None:
+        lines.append(f"decision    of least expected cost, for {trust.aim}")
     enough = trust.quantile < float("inf")
     what = "sets" if trust.nll_before is not None else "intervals"
     needed = "" if enough else f": {trust.rows} validation rows are too few, so they hold everything"

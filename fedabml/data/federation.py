@@ -137,7 +137,9 @@ class Federation:
             i = int(np.searchsorted(first, sample, side="right")) - 1
             return f"{parts[i].title}, sample {sample - first[i]},"
 
-        x, y = np.concatenate([part.x for part in parts]), np.concatenate([part.y for part in parts])
+        mapped = len(parts) == 1 and not parts[0].x.flags.writeable  # images of the cache, which may exceed the memory
+        x = parts[0].x if mapped else np.concatenate([part.x for part in parts])
+        y = np.concatenate([part.y for part in parts])
         owner, split = np.repeat([[number[part.client], part.split] for part in parts], counts, axis=0).T
         rows = _rows(owner, split, len(kept))
         classes = arrays.check_values(x, y, rows[0].index, task, classes, describe)
@@ -239,6 +241,7 @@ class Federation:
         An .npz holds x_train, y_train and perhaps x_test, y_test (or just x, y). A client's folder of images holds a
         folder of .png or .jpg files per class, or such folders inside `train` and `test`. Images of different sizes
         are refused, unless `image_size` asks for all of them to be resized to so many pixels in width and height.
+        They are decoded once, into a cache on disk (`data.image_cache`), which later calls map into memory.
         """
         fed: Federation = read_folder(cls, Path(path), task, drop_small, image_size)
         return fed

@@ -1,16 +1,20 @@
 """Folders of images as data: `client/class/*.png`, or `client/train/class/*.png` and `client/test/class/*.png`.
 
 The headers of all files are checked first, without decoding a pixel. Then each file is decoded once, into one array of
-uint8 [n, C, H, W]. The `ImageRecipe` keeps what later images must agree with; it travels with the prior.
+uint8 [n, C, H, W]: a file of the cache (`image_cache`) that later commands map into memory, or memory where there is no
+cache. The `ImageRecipe` keeps what later images must agree with; it travels with the prior.
 """
 
 from __future__ import annotations
 
 import os
 import struct
+import sys
 import warnings
 import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +25,7 @@ import numpy as np
 from ..errors import InputError, nearest
 from ..files.limits import host_memory
 from ..files.paths import explain_errors, open_regular, readable_name
+from .image_cache import CacheFile
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 SPLIT_FOLDERS = ("train", "test")
@@ -28,6 +33,7 @@ MOST_PIXELS = 50_000_000  # of one image; a file of a few kilobytes can claim fa
 LARGEST_SIZE = 4096  # pixels that --image-size may ask for
 _MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB", "RGBA": "RGBA"}  # Pillow's modes, and what each is read as
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
+_MODE_OF = {channels: mode for mode, channels in _CHANNELS.items()}
 _UPRIGHT, _ORIENTATION = 5, 274  # EXIF: the tag of the orientation; from this value on, width and height are swapped
 _IGNORED = ("thumbs.db", "desktop.ini")  # what file managers leave behind, beside hidden files
 # What Pillow raises for damaged bytes.
@@ -58,14 +64,7 @@ class ImageRecipe:
     @classmethod
     def fit(cls, files: Sequence[Labelled], size: int | None = None) -> ImageRecipe:
         """Return the recipe of training images. Raises InputError for images of different modes or sizes."""
-        names = tuple(sorted({image.label for image in files}))
-        if len(names) < 2:
-            raise InputError(
-                f"All images are of the class '{names[0]}'. A federation needs two or more folders of classes, as "
-                "client/class/image.png."
-            )
-        first = files[0].file
-        mode, height, width = _header(first)
+        names, (mode, height, width) = _class_names(files), _header(files[0].file)
         recipe = cls(names, mode, size or height, size or width, size is not None)
         recipe.check(image.file for image in files)
         return recipe
@@ -91,8 +90,16 @@ class ImageRecipe:
                 )
 
     def read(self, files: Sequence[Path]) -> np.ndarray:
-        """Decode files into uint8 [n, C, H, W]."""
+        """Check files and decode them into memory, uint8 [n, C, H, W]."""
         self.check(files)
+        return self._in_memory(files)
+
+    def read_once(self, files: Sequence[Path], cached: CacheFile | None) -> np.ndarray:
+        """Decode files, which were checked, into the cache; into memory where there is none or it cannot be written."""
+        images = cached.write((len(files), *self.shape), self._decoded(files)) if cached else None
+        return self._in_memory(files) if images is None else images
+
+    def _in_memory(self, files: Sequence[Path]) -> np.ndarray:
         needed, free = len(files) * int(np.prod(self.shape)), host_memory()[1]
         if 0 < free < needed:
             raise InputError(
@@ -100,11 +107,26 @@ class ImageRecipe:
                 f"{free:,} are free. Train with smaller images: --image-size 64 (image_size=64)."
             )
         images = np.empty((len(files), *self.shape), np.uint8)
-        for image, file in zip(images, files, strict=True):
-            image[...] = self._decoded(file)
+        for image, pixels in zip(images, self._decoded(files), strict=True):
+            image[...] = pixels
         return images
 
-    def _decoded(self, file: Path) -> np.ndarray:
+    def _decoded(self, files: Sequence[Path]) -> Iterator[np.ndarray]:
+        """Yield the pixels of files in their order; each thread decodes a few ahead."""
+        threads = min(_allowed_threads(), len(files))
+        if threads < 2:
+            yield from map(self._pixels, files)
+            return
+        ahead: deque[Future[np.ndarray]] = deque()
+        with ThreadPoolExecutor(threads, "fedabml-images") as pool:
+            for file in files:
+                ahead.append(pool.submit(self._pixels, file))
+                if len(ahead) > 2 * threads:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+
+    def _pixels(self, file: Path) -> np.ndarray:
         from PIL import Image, ImageOps
 
         with _opened(file) as opened:
@@ -130,14 +152,19 @@ class ImageRecipe:
                 f"'{folder}' has a folder of the class '{unknown.label}', which the prior does not know."
                 f"{nearest(unknown.label, number)}"
             )
-        splits = {split: [image for image in files if image.test == (split == "test")] for split in SPLIT_FOLDERS}
-        if not splits["train"]:
+        files.sort(key=lambda image: image.test)  # stable: training images come first, in their order
+        trained = sum(not image.test for image in files)
+        if not trained:
             raise InputError(f"'{folder}' has test images only. Put images to train on into {folder}/train/CLASS/.")
-        return {
-            split: (self.read([image.file for image in images]), np.array([number[image.label] for image in images]))
-            for split, images in splits.items()
-            if images
-        }
+        paths = [image.file for image in files]
+        cached = CacheFile.of(Path(folder), paths, f"{self.mode} {self.height} {self.width} {self.resized}")
+        x = cached.open() if cached else None
+        if x is None:
+            self.check(paths)
+            x = self.read_once(paths, cached)
+        y = np.array([number[image.label] for image in files])
+        splits = {"train": slice(trained), "test": slice(trained, None)}
+        return {split: (x[rows], y[rows]) for split, rows in splits.items() if len(y[rows])}
 
     def to_json(self) -> dict[str, Any]:
         """Return the recipe as plain data, for files."""
@@ -170,12 +197,29 @@ def read_images(
         raise InputError(f"image_size is {size}; at most {LARGEST_SIZE} pixels are read.")
     clients = {readable_name(entry.name): site_files(entry) for entry in _entries(folder) if entry.is_dir()}
     files = [image for images in clients.values() for image in images]
-    recipe = ImageRecipe.fit(files, size)
+    paths = [image.file for image in files]
+    cached = CacheFile.of(folder, paths, f"image_size {size}")
+    x = cached.open() if cached else None
+    if x is None:
+        recipe = ImageRecipe.fit(files, size)
+        x = recipe.read_once(paths, cached)
+    else:
+        recipe = ImageRecipe(_class_names(files), _MODE_OF[x.shape[1]], x.shape[2], x.shape[3], size is not None)
     number = {name: i for i, name in enumerate(recipe.class_names)}
     owner = np.repeat([*clients], [len(images) for images in clients.values()])
-    x = recipe.read([image.file for image in files])
     y, test = np.array([number[image.label] for image in files]), np.array([image.test for image in files])
     return recipe, x, y, owner, test
+
+
+def _class_names(files: Sequence[Labelled]) -> tuple[str, ...]:
+    """Return the names of all classes, sorted. Raises InputError if there is a single one."""
+    names = tuple(sorted({image.label for image in files}))
+    if len(names) < 2:
+        raise InputError(
+            f"All images are of the class '{names[0]}'. A federation needs two or more folders of classes, as "
+            "client/class/image.png."
+        )
+    return names
 
 
 def is_image_folder(folder: Path) -> bool:
@@ -229,7 +273,7 @@ def _images(folder: Path, deep: bool = False) -> list[Path]:
 
 def _header(file: Path) -> tuple[str, int, int]:
     """Return the mode, height and width of an image. Raises InputError for one that cannot be read without a loss."""
-    with _opened(file) as image:
+    with warnings.catch_warnings(), _opened(file, strict=True) as image:
         width, height = image.size
         if image.getexif().get(_ORIENTATION, 1) >= _UPRIGHT:
             width, height = height, width
@@ -245,14 +289,18 @@ def _header(file: Path) -> tuple[str, int, int]:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    """Open an image with Pillow; damage and images that claim too many pixels are InputErrors that name the file."""
+def _opened(file: Path, strict: bool = False) -> Iterator[Any]:
+    """Open an image with Pillow; damage and images that claim too many pixels are InputErrors that name the file.
+
+    If `strict`, Pillow's warning of many pixels is an error: the caller restores the filters, which all threads share.
+    """
     try:
         from PIL import Image
     except ImportError as error:
         raise InputError("Folders of images need Pillow: pip install fedabml[images].") from error
-    with open_regular(file) as content, warnings.catch_warnings():
-        warnings.simplefilter("error", Image.DecompressionBombWarning)
+    with open_regular(file) as content:
+        if strict:
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
         try:
             with Image.open(content, formats=("PNG", "JPEG")) as image:
                 if (pixels := image.size[0] * image.size[1]) > MOST_PIXELS:
@@ -267,3 +315,12 @@ def _opened(file: Path) -> Iterator[Any]:
             raise InputError(
                 f"'{file}' is no PNG or JPEG image, or is damaged ({reason}). Remove or replace it."
             ) from error
+
+
+def _allowed_threads() -> int:
+    """Return how many threads may decode: torch's number if torch is loaded, else $OMP_NUM_THREADS or all cores."""
+    if "torch" in sys.modules:
+        return int(sys.modules["torch"].get_num_threads())
+    named = os.environ.get("OMP_NUM_THREADS", "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, int(named)) if named.isdecimal() and int(named) else cores

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import os
 import platform
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +22,7 @@ from ..accel.operators import triton_usable
 from ..accel.process import quiet_vmap, set_products, uses_arm_library
 from ..algorithms.base import Algorithm
 from ..errors import InputError, nearest
+from ..files.paths import cache_dir
 from ..files.sealed import read_json, write_json
 from ..vectors import Network, derived
 from .backends import BACKENDS, UNBATCHED
@@ -240,12 +240,6 @@ def _read_choices(file: Path) -> dict[str, Way]:
     except (ValueError, AttributeError, TypeError, LookupError, OverflowError):
         return {}
     return {name: way for name, way in ways.items() if way.backend in BACKENDS and 0 < way.workers <= LANES}
-
-
-def cache_dir() -> Path:
-    """Return the folder of what was measured on this machine: $FEDABML_CACHE, else ~/.cache/fedabml."""
-    named = os.environ.get("FEDABML_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fedabml")  # noqa: PTH118
-    return Path(os.path.expanduser(named))  # noqa: PTH111  pathlib's raises where there is no such home
 
 
 def choices_file() -> Path:

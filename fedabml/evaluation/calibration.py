@@ -113,14 +113,20 @@ class Calibration:
         return np.stack(columns, 1) / np.sum(columns, 0)[:, None]
 
 
+def folds(y: np.ndarray) -> np.ndarray:
+    """Return the fold [n] of each row, dealt class by class, so that every fold has its share of a rare class."""
+    fold = np.empty(len(y), int)
+    fold[np.argsort(y, kind="stable")] = np.arange(len(y)) % FOLDS
+    return fold
+
+
 def cross_calibrated(kind: str, probs: np.ndarray, y: np.ndarray, owner: np.ndarray | None = None) -> np.ndarray:
     """Return probabilities [n, classes], each row calibrated by a calibration that was fitted on other rows.
 
     Rows are dealt to folds class by class, so every fold has its share of a rare class. A single row stays as it is.
     With `owner` [n], the answers of one owner, such as an input with several labels, are in the same fold.
     """
-    fold, out = np.empty(len(y), int), probs.copy()
-    fold[np.argsort(y, kind="stable")] = np.arange(len(y)) % FOLDS
+    fold, out = folds(y), probs.copy()
     if owner is not None:
         fold = np.unique(owner, return_inverse=True)[1].reshape(-1) % FOLDS
     for k in range(FOLDS):
@@ -152,7 +158,7 @@ class Aim:
             return cls(kind, values)
         raise InputError(
             f"The aim of the threshold is {text!r}. Write f1, recall>=0.8, precision>=0.8, or cost:MISS,ALARM with the "
-            "cost of a missed positive and of a false alarm, such as cost:10,1."
+            "cost of a missed positive and of a false alarm, such as cost:10,1; or cost:FILE.csv with all costs."
         )
 
 

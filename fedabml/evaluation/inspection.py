@@ -27,6 +27,7 @@ from ..data.frames import as_frame, pandas
 from ..data.profile import KINDS, ColumnProfile, profile_columns
 from ..data.rows import Rows
 from .decisions import auroc
+from .duplicates import NAMED, Chance, agreement, shared_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +36,6 @@ NEARLY = 0.99  # AUROC, or rank correlation, from which one column alone nearly 
 LEAST_ROWS = 10  # of a class, below which a column is not said to predict it
 BINS = 20  # of a column of numbers, for more than two classes
 OTHER_UNIT = 5.0  # times as large as elsewhere, from which a client's median looks like another unit
-NAMED = 5  # pairs of clients that are named
 
 
 @dataclass(frozen=True)
@@ -175,43 +175,16 @@ def _correlation(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _shared_rows(frame: pd.DataFrame, owners: Rows, names: Sequence[str]) -> list[str]:
-    """Return a warning if clients have more identical rows in common than chance explains.
-
-    Chance is the larger of two estimates: how often rows of one client agree, and how often rows would agree if their
-    columns were independent.
-    """
+    """Return a warning if clients have more identical rows of a table in common than chance explains."""
     frame = frame.astype(str)
-    codes = pandas().util.hash_pandas_object(frame, index=False).to_numpy()[owners.index]
+    hashes = pandas().util.hash_pandas_object(frame, index=False).to_numpy()
+    codes = np.unique(hashes, return_inverse=True)[1].reshape(-1)[owners.index]
     frequency = np.ones(len(frame))
     for name in frame:
         _, code, times = np.unique(frame[name].to_numpy(str), return_inverse=True, return_counts=True)
         frequency *= times[code] / len(frame)
     alike = np.bincount(owners.owner, frequency[owners.index], len(owners))  # a row elsewhere that is one of a client's
-    order = np.lexsort((owners.owner, codes))
-    groups = np.split(owners.owner[order], np.flatnonzero(np.diff(codes[order])) + 1)
-    shared: Counter[tuple[int, int]] = Counter()
-    pairs: Counter[tuple[int, int]] = Counter()
-    within = 0
-    for group in (rows for rows in groups if len(rows) > 1):
-        counts = sorted(Counter(group.tolist()).items())
-        within += sum(n * (n - 1) // 2 for _, n in counts)
-        for (a, n), (b, m) in combinations(counts[:100], 2):
-            shared[a, b] += min(n, m)
-            pairs[a, b] += n * m
-    size = owners.counts.astype(float)
-    chance = within / max(1.0, float((size * (size - 1) / 2).sum()))
-    named_pairs = []
-    for (a, b), count in shared.most_common():
-        usual = max(chance * size[a] * size[b], alike[a] * size[b], alike[b] * size[a])
-        if pairs[a, b] > usual + 4 * np.sqrt(usual):
-            named_pairs.append(f"'{names[a]}' and '{names[b]}' ({count})")
-    if not named_pairs:
-        return []
-    more = f" and {len(named_pairs) - NAMED} more pairs" if len(named_pairs) > NAMED else ""
-    return [
-        f"Clients share identical rows: {', '.join(named_pairs[:NAMED])}{more}. If a row is in the data twice, keep it "
-        "at one client; otherwise a client may be tested on rows that another has learned from."
-    ]
+    return shared_rows(codes, owners.owner, names, Chance(agreement(codes, owners.owner), alike))
 
 
 def _shared_ids(column: pd.Series, owners: Rows, names: Sequence[str]) -> list[str]:

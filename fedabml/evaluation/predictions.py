@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..data.target_transform import TargetTransform
 from ..errors import InputError, quoted
+from .decision_costs import DecisionCosts
 
 BISECTIONS = 60  # halvings of an interval, after which a double cannot tell its ends apart
 
@@ -75,13 +76,16 @@ class Prediction:
     threshold: float | None = None  # of class 1, where two classes are decided by one; None: the more probable class
     checks: Checks | None = None  # None without validation data
     ids: list[str] | None = None  # of a table's rows, if it has a column of identifiers
+    costs: DecisionCosts | None = None  # of decisions, where classes are decided by them
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.probs)} inputs, {self.probs.shape[-1]} classes)"
 
     @property
     def label(self) -> np.ndarray:
-        """The class of each input: the most probable one, or class 1 from the threshold on."""
+        """The class of each input: the most probable one, class 1 from the threshold on, or that of least cost."""
+        if self.costs is not None:
+            return self.costs.decide(self.probs)
         if self.threshold is not None:
             return (self.probs[:, 1] >= self.threshold).astype(np.int64)
         return self.probs.argmax(-1)

@@ -167,6 +167,12 @@ def readable_name(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
+def cache_dir() -> Path:
+    """Return the folder of what this machine may forget: $FEDABML_CACHE, else ~/.cache/fedabml."""
+    named = os.environ.get("FEDABML_CACHE") or os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "fedabml")  # noqa: PTH118
+    return Path(os.path.expanduser(named))  # noqa: PTH111  pathlib's raises where there is no such home
+
+
 # -- folders --------------------------------------------------------------------------------------------------------
 class _Lock(NamedTuple):
     """A lock that this process holds on a folder: an open file in it."""

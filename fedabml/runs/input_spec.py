@@ -31,7 +31,8 @@ from .modules import Model, Origin, layout_of, pack_network, unpack_network
 from .tokens import check_tokens, padding_of
 
 # 2: with what earlier versions would leave out: a target's transform, noise by input, an adapter, class weights
-FORMATS = (1, 2)
+# 3: a posterior with costs of decisions, which earlier versions would ignore
+FORMATS = (1, 2, 3)
 _OUTPUTS = {"regression": "target(s)", "multilabel": "labels", "sequence": "outputs of steps"}
 _NORM = ("shift", "scale", "y_shift", "y_scale")
 TABLE_WANTED = (
@@ -246,8 +247,12 @@ class InputSpec:
 
     def normalised(self, raw: np.ndarray, device: torch.device) -> Tensor:
         """Return checked inputs as float32, normalised for the network."""
-        x32, shift, scale = (torch.as_tensor(np.asarray(a, np.float32)) for a in (raw, self.shift, self.scale))
-        return ((x32 - shift) * (1 / scale)).to(device)
+        shift, scale = (torch.as_tensor(np.asarray(a, np.float32)) for a in (self.shift, self.scale))
+        normalised = torch.empty(raw.shape, dtype=torch.float32, device=device)
+        for first in range(0, len(raw), 1024):  # images have a quarter of the bytes: few of them are floats twice
+            rows = slice(first, first + 1024)
+            normalised[rows] = (torch.as_tensor(np.asarray(raw[rows], np.float32)) - shift) * (1 / scale)
+        return normalised
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors and JSON metadata for a file."""

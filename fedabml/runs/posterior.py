@@ -35,7 +35,7 @@ from ..files.sheets import html_card
 from ..gaussian import Distribution
 from ..models.adapters import merged
 from ..vectors import Network
-from .input_spec import Inputs, InputSpec
+from .input_spec import FORMATS, Inputs, InputSpec
 from .tokens import padding_of
 from .trust import Trust
 
@@ -218,6 +218,7 @@ class Posterior:
         tensors |= prefixed("q", self.q._asdict()) | ({} if self.offset is None else {"offset": self.offset})
         if self.trust is not None:
             density, metadata["trust"] = self.trust.pack()
+            metadata |= {"format": FORMATS[2]} if self.trust.costs else {}
             tensors |= prefixed("density", density)
         return write_tensors(path, tensors, metadata, private=True)
 

@@ -36,6 +36,7 @@ from ..engine.client import initial_kept, personalise
 from ..engine.lanes import Lanes
 from ..engine.setting import Cohort, Place, Setting
 from ..errors import InputError, shortened
+from ..evaluation.decision_costs import DecisionCosts, short_aim
 from ..evaluation.density import FeatureDensity, Maps
 from ..files.sealed import group, packed_tensors, prefixed, read_tensors, tensors_digest, write_tensors
 from ..files.sheets import html_card
@@ -43,6 +44,7 @@ from ..gaussian import Gaussian, Point, Samples
 from ..likelihoods import weighted
 from .input_spec import InputSpec
 from .modules import Model, check_fit, warn_if_code_differs
+from .outputs import class_names
 from .posterior import Posterior, sample_count
 from .trust import COVERAGE, FALSE_ALARMS, Trust
 
@@ -113,7 +115,8 @@ class Prior:
         With `validation`, this share of the rows is held out. On it the posterior is calibrated, a threshold is chosen
         for the `aim` (`f1`, `recall>=0.8`, `precision>=0.8`, `cost:MISS,ALARM`), sets or intervals get the `coverage`,
         and unusual inputs are flagged with a share of `false_alarms`: see `runs.trust`. `calibration` is `temperature`,
-        `isotonic` (for at least 100 rows held out) or `none`.
+        `isotonic` (for at least 100 rows held out) or `none`. The aim `cost:costs.csv` names a matrix of costs for any
+        number of classes: see `evaluation.decision_costs`.
 
         `class_weights` default to those of the federation's training. `none` gives none; `balanced` goes by this
         client's rows, because a prior does not hold the counts of other clients.
@@ -124,6 +127,8 @@ class Prior:
         if aim and not validation:
             raise InputError("An aim needs validation rows: give validation=0.2 (--validation 0.2), or another share.")
         if validation:
+            costs = DecisionCosts.of_aim(aim, class_names(self.input_spec))
+            shown_aim, aim = (short_aim(aim), "") if costs else (aim, aim)
             Trust.check_options(self.input_spec.classes, coverage, aim, false_alarms, calibration)
         changes: dict[str, Any] = {"personal_epochs": epochs, "personal_lr": lr}
         algorithm = dataclasses.replace(self.algorithm, **{k: v for k, v in changes.items() if v is not None})
@@ -164,7 +169,7 @@ class Prior:
             checks["ranges"] = Ranges.fit(own)
         p = posterior.predict(held, seed=seed, device=device, encoded=True)
         trust = Trust.fit(p, y_held, coverage=coverage, aim=aim, false_alarms=false_alarms, kind=calibration, **checks)
-        return dataclasses.replace(posterior, trust=trust)
+        return dataclasses.replace(posterior, trust=dataclasses.replace(trust, aim=shown_aim, costs=costs))
 
     def hold_out(
         self, x: Any, y: Any, validation: float, seed: int = 0, encoded: bool = False
@@ -258,6 +263,8 @@ def load_posterior(path: str | os.PathLike[str], model: nn.Module | str | os.Pat
         if not all(torch.isfinite(leaf).all() for leaf in leaves.values()):
             raise InputError(f"'{path}' holds weights beyond the range of float32, so it is damaged.")
         trust = Trust.unpack(group(tensors, "density"), metadata["trust"]) if "trust" in metadata else None
+        if trust is not None and trust.costs and len(trust.costs.names) != input_spec.classes:
+            raise InputError("Its costs of decisions are not those of its classes.")
         samples = sample_count(metadata["samples"])
         return Posterior(family(**leaves), input_spec, offset, samples, metadata.get("prior", ""), trust)
 

@@ -5,14 +5,18 @@
 
 All three learn from the same rows of the site and are scored on the same rows held out, by the negative log-likelihood
 of each row. So their differences are paired, and the interval says whether a difference is more than chance.
+
+All three are calibrated and decide as the posterior that is written: with its kind of calibration and its aim. That
+posterior's calibration and threshold are fitted on the rows held out. To score them on these rows would flatter them,
+so each row is scored with a calibration and a threshold that are fitted on the other rows (five folds).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,21 +24,42 @@ from ..accel.process import borrowed
 from ..algorithms.local import Local
 from ..arguments import checks_arguments
 from ..errors import InputError
-from ..evaluation.predictions import Prediction
+from ..evaluation import calibration
+from ..evaluation.decisions import RESAMPLES, auroc, bootstrap, wilson
+from ..evaluation.predictions import Prediction, Regression
+from ..evaluation.structured import MultiPrediction
 from .posterior import Posterior
 from .prior import Prior
+from .trust import Trust
 
 ALONE_EPOCHS = (20, 100)  # that training alone tries; the better one counts, which favours it
 NAMES = {"posterior": "its posterior", "prior": "the prior", "alone": "training alone"}
+QUICK_STEPS, QUICK_WEIGHTS = 1500, 100_000  # up to which training alone takes seconds on one core
+_Z = 1.959963984540054
+Predicted = Prediction | Regression | MultiPrediction
+
+
+class Score(NamedTuple):
+    """A measure of one model on the rows held out, with its 95% interval; NaN where the rows do not define it."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        ends = "" if math.isnan(self.low) else f" ({self.low:.3f} to {self.high:.3f})"
+        return "–" if math.isnan(self.value) else f"{self.value:.3f}{ends}"
 
 
 @dataclass(frozen=True)
 class SiteReport:
-    """The mean NLL of every model on `rows` rows held out, and how much worse each is than the best."""
+    """The scores of every model on `rows` rows held out, and how much worse the NLL of each is than the best."""
 
     rows: int
-    nll: dict[str, float]  # by posterior, prior, alone
+    nll: dict[str, float]  # by posterior, prior, alone; calibrated, like all scores
     worse: dict[str, tuple[float, float]]  # by name: the mean of the paired differences, and half of its 95% interval
+    scores: dict[str, dict[str, Score]] = field(default_factory=dict)  # by model and measure: NLL, AUROC, recall, …
+    calibration: str = "none"  # of all three; it is fitted on other rows than those scored
 
     @property
     def best(self) -> str:
@@ -47,10 +72,28 @@ class SiteReport:
         parts = []
         for name, (mean, half) in self.worse.items():
             chance = " (not significantly)" if mean <= half else ""
-            parts.append(f"{NAMES[name]} is worse by {mean:.3f} ± {half:.3f}{chance}")
+            gap = f"{NAMES[name]} is worse by {mean:.3f} ± {half:.3f}{chance}"
+            parts.append(gap if math.isfinite(mean) else f"{NAMES[name]} diverges")
         best = NAMES[self.best]
-        scored = f"NLL {self.nll[self.best]:.3f} on {self.rows} rows held out"
+        more = "".join(f", {name} {score}" for name, score in self.scores.get(self.best, {}).items() if name != "NLL")
+        scored = f"NLL {self.nll[self.best]:.3f} on {self.rows} rows held out{more}"
         return f"{best[0].upper()}{best[1:]} serves this site best: {scored}; {', '.join(parts)}."
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Return the head and the rows of a table of all scores, a row per model."""
+        measures = list(self.scores[self.best])
+        rows = [[NAMES[name], *(str(scores[m]) for m in measures)] for name, scores in self.scores.items() if scores]
+        return ["", *measures], rows
+
+
+def is_quick(prior: Prior, rows: int, validation: float, batch_size: int | None = None) -> bool:
+    """Return whether comparing on so many rows takes seconds: for tables and other inputs of one axis, if they are few.
+
+    Training alone is what takes time: its steps are limited, and the weights of its network.
+    """
+    steps = math.ceil(rows * (1 - validation) / (batch_size or prior.batch_size)) * sum(ALONE_EPOCHS)
+    spec = prior.input_spec
+    return len(spec.shape) == 1 and steps <= QUICK_STEPS and spec.network.layout.size <= QUICK_WEIGHTS
 
 
 @checks_arguments
@@ -68,50 +111,114 @@ def compare_at_site(
     lr: float | None = None,
     batch_size: int | None = None,
     class_weights: str | Sequence[float] | None = None,
+    posterior: Posterior | None = None,
 ) -> SiteReport:
     """Hold out a share of a site's rows and compare the prior, the site's posterior and training alone on them.
 
     `x` and `y` are those of `Prior.personalize`, as are `epochs` and `lr`, which make the posterior, and `batch_size`
-    and `class_weights`, which also hold for training alone.
+    and `class_weights`, which also hold for training alone. `posterior` is one that `personalize` has made of the same
+    rows with the same `validation` and `seed`; its calibration and aim are then those of all three. Without it one is
+    made, and all three are calibrated by a temperature.
+
+    Two classes are scored by AUROC and recall, more by accuracy, a regression by RMSE, all of them also by NLL.
     """
     train, held = prior.hold_out(x, y, validation, seed, encoded)
     options: dict[str, Any] = {"seed": seed, "device": device, "encoded": True}
     options |= {"batch_size": batch_size, "class_weights": class_weights}
-    losses = {
-        "posterior": _losses(prior.personalize(*train, epochs=epochs, lr=lr, **options), *held),
-        "prior": _losses(prior.personalize(*train, epochs=0, **options), *held),
-    }
+    if posterior is None:
+        posterior, trust = prior.personalize(*train, epochs=epochs, lr=lr, **options), None
+    else:
+        posterior, trust = replace(posterior, trust=None), posterior.trust
+        if trust is None or trust.rows != len(held[1]):
+            raise InputError(
+                f"The posterior was not made with the {len(held[1])} rows that are held out here. Give the rows, the "
+                "validation share and the seed that it was made with, or leave `posterior` out."
+            )
     local = Prior(Local(), {}, prior.input_spec, prior.batch_size)
-    tries = [_try_losses(local, train, held, epochs, options) for epochs in ALONE_EPOCHS]
-    losses["alone"] = min(tries, key=lambda per_row: per_row.mean())
+
+    def judged(model: Posterior) -> tuple[np.ndarray, dict[str, Score]]:
+        return _judged(model.predict(held[0], seed=seed, device=device, encoded=True), held[1], trust)
+
+    results = {"posterior": judged(posterior), "prior": judged(prior.personalize(*train, epochs=0, **options))}
+    tries = []
+    for count in ALONE_EPOCHS:
+        try:
+            tries.append(judged(local.personalize(*train, count, **options)))
+        except InputError:  # it diverges
+            tries.append((np.full(len(held[1]), np.inf), {}))
+    results["alone"] = min(tries, key=lambda result: result[0].mean())
+    losses = {name: per_row for name, (per_row, _) in results.items()}
     means = {name: float(per_row.mean()) for name, per_row in losses.items()}
     best = min(means, key=lambda name: means[name])
     worse = {}
     for name in losses.keys() - {best}:
         gap = losses[name] - losses[best]
-        half = 1.96 * gap.std(ddof=1) / math.sqrt(len(gap)) if len(gap) > 1 else math.inf
-        worse[name] = float(gap.mean()), float(half)
-    return SiteReport(len(held[1]), means, {name: worse[name] for name in losses if name in worse})
+        worse[name] = float(gap.mean()), _half(gap) if np.isfinite(gap).all() else math.inf
+    scores = {name: measures for name, (_, measures) in results.items()}
+    kind = "none" if prior.input_spec.task == "regression" else trust.kind if trust else "temperature"
+    return SiteReport(len(held[1]), means, {name: worse[name] for name in losses if name in worse}, scores, kind)
 
 
-def _losses(posterior: Posterior, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return −log p(y | x) of every row."""
-    p = posterior.predict(x, encoded=True)
-    if not isinstance(p, Prediction):
-        return p.nll(y)
-    return -np.log(np.clip(p.probs[np.arange(len(y)), y], 1e-30, None))
+def _half(values: np.ndarray) -> float:
+    """Return half of the 95% interval of a mean of values [n]."""
+    return float(_Z * values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.inf
 
 
-def _try_losses(
-    local: Prior,
-    train: tuple[np.ndarray, np.ndarray],
-    held: tuple[np.ndarray, np.ndarray],
-    epochs: int,
-    options: dict[str, Any],
-) -> np.ndarray:
-    """Return the losses of training alone; infinite where it diverges."""
-    try:
-        x, y = train
-        return _losses(local.personalize(x, y, epochs, **options), *held)
-    except InputError:
-        return np.full(len(held[1]), np.inf)
+def _judged(p: Predicted, y: np.ndarray, trust: Trust | None) -> tuple[np.ndarray, dict[str, Score]]:
+    """Return −log p(y | x) of every row, and the scores by name, of predictions that are not calibrated yet."""
+    kind = trust.kind if trust else "temperature"
+    if isinstance(p, Regression):
+        per_row, squared = p.nll(y), ((p.mean - y) ** 2).mean(1)
+        scores = {"RMSE": _resampled(squared, np.ones(len(y)), root=True)}
+    elif isinstance(p, MultiPrediction):
+        flat, answers, row = p.flat(y, np.arange(len(y)))
+        probs = calibration.cross_calibrated(kind, flat.probs, answers, row)
+        per_row = np.bincount(row, _surprisal(probs, answers), len(y))
+        hits = np.bincount(row, probs.argmax(1) == answers, len(y))
+        scores = {"accuracy": _resampled(hits, np.bincount(row, minlength=len(y)).astype(float))}
+    else:
+        probs = calibration.cross_calibrated(kind, p.probs, y)
+        per_row, label = _surprisal(probs, y), _decided(probs, y, trust)
+        if probs.shape[1] == 2:
+            ends = bootstrap(probs, y)["auroc"]
+            scores = {"AUROC": Score(auroc(probs[:, 1], y == 1), *ends), "recall": _share((label == 1)[y == 1])}
+        else:
+            scores = {"accuracy": _share(label == y)}
+    mean, half = float(per_row.mean()), _half(per_row)
+    return per_row, {"NLL": Score(mean, mean - half, mean + half), **scores}
+
+
+def _surprisal(probs: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return -np.log(np.clip(probs[np.arange(len(y)), y], 1e-30, None))
+
+
+def _decided(probs: np.ndarray, y: np.ndarray, trust: Trust | None) -> np.ndarray:
+    """Return the label of each row [n], by the aim's costs or by a threshold that is chosen on rows of other folds."""
+    if trust is None or not trust.aim:
+        return probs.argmax(1)
+    if trust.costs is not None:
+        return trust.costs.decide(probs)
+    aim, fold, label = calibration.Aim.parse(trust.aim), calibration.folds(y), probs.argmax(1)
+    for k in range(calibration.FOLDS):
+        here = fold == k
+        threshold = calibration.choose_threshold(probs[~here, 1], y[~here], aim) if not here.all() else None
+        if threshold is not None:  # else the other rows cannot tell one
+            label[here] = probs[here, 1] >= threshold
+    return label
+
+
+def _share(hits: np.ndarray) -> Score:
+    """Return the share of hits with Wilson's interval."""
+    if not len(hits):
+        return Score(math.nan, math.nan, math.nan)
+    low, high = wilson(np.asarray(hits.sum(), float), np.asarray(len(hits), float))
+    return Score(float(hits.mean()), float(low), float(high))
+
+
+def _resampled(part: np.ndarray, whole: np.ndarray, root: bool = False) -> Score:
+    """Return Σ part / Σ whole of rows [n], perhaps its root, with a bootstrap interval over rows."""
+    rows = np.random.default_rng(0).integers(0, len(part), (RESAMPLES, len(part)))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        value, draws = part.sum() / whole.sum(), part[rows].sum(1) / whole[rows].sum(1)
+        low, high = np.nanquantile(draws, (0.025, 0.975))
+    return Score(*(float(np.sqrt(v) if root else v) for v in (value, low, high)))

@@ -4,7 +4,8 @@
 fits a `Trust` on the rows held out. It stays with the posterior, at the client, and every prediction uses it:
 
 - probabilities are calibrated, by a temperature or an isotonic regression;
-- with an aim (`f1`, `recall>=0.8`, `cost:10,1`) the label of two classes follows a threshold chosen for it;
+- with an aim (`f1`, `recall>=0.8`, `cost:10,1`) the label of two classes follows a threshold chosen for it; with costs
+  of decisions (`cost:costs.csv`) the label of any number of classes is the one of least expected cost;
 - prediction sets, or intervals of a regression, contain the truth with a stated coverage;
 - unusual inputs are flagged: values that a table's columns rarely hold, and inputs far from the client's training data
   in the network's last hidden layer; images and other inputs without columns also by their strangeness, which looks at
@@ -25,6 +26,7 @@ from torch import Tensor
 from ..data.ranges import FALSE_ALARMS, Ranges
 from ..errors import InputError, nearest
 from ..evaluation import calibration
+from ..evaluation.decision_costs import DecisionCosts
 from ..evaluation.decisions import classwise_ece
 from ..evaluation.density import FeatureDensity, Features, Maps, Strangeness
 from ..evaluation.predictions import Checks, Prediction, Regression
@@ -60,6 +62,7 @@ class Trust:
     ece_after: float | None = None
     kind: str = "temperature"  # of the calibration
     curves: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()  # of an isotonic one
+    costs: DecisionCosts | None = None  # of decisions: they need no threshold, and nothing is fitted for them
 
     def __repr__(self) -> str:
         threshold = "" if self.threshold is None else f", threshold {self.threshold:.3g} for {self.aim}"
@@ -169,7 +172,9 @@ class Trust:
             calibration.Aim.parse(aim)
             if classes != 2:
                 here = f"here are {classes}" if classes else "this posterior predicts numbers, or several labels"
-                raise InputError(f"An aim for the threshold belongs to two classes; {here}.")
+                way = "Give the costs of all decisions instead, cost:costs.csv, with a row per true class"
+                way = f"{way} and a column per decision." if classes else "Leave the aim out."
+                raise InputError(f"An aim for the threshold belongs to two classes; {here}. {way}")
 
     def apply(
         self,
@@ -212,7 +217,7 @@ class Trust:
         if isinstance(p, MultiPrediction):
             return replace(p, probs=probs, checks=checks)
         sets = calibration.label_sets(p.probs if self.curves else probs, self.quantile)
-        return replace(p, probs=probs, threshold=self.threshold, checks=replace(checks, sets=sets))
+        return replace(p, probs=probs, threshold=self.threshold, costs=self.costs, checks=replace(checks, sets=sets))
 
     def pack(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return tensors and JSON metadata for a posterior's file."""
@@ -224,6 +229,7 @@ class Trust:
         metadata["no_positive"] = self.threshold == math.inf
         metadata["ranges"] = self.ranges.to_json() if self.ranges else None
         metadata |= {"calibration": self.kind, "curves": [[list(part) for part in curve] for curve in self.curves]}
+        metadata |= {"costs": self.costs.to_json()} if self.costs else {}
         arrays: dict[str, np.ndarray] = {} if self.density is None else dict(vars(self.density))
         for number, density in enumerate(self.maps.densities if self.maps else ()):
             arrays |= {f"map{number}.{name}": value for name, value in vars(density).items()}
@@ -260,7 +266,7 @@ class Trust:
             raise ValueError("an unknown calibration, or one without its curves")
         return cls(
             **values, aim=str(metadata["aim"]), density=density, strangeness=strangeness, maps=maps, ranges=ranges,
-            kind=kind, curves=curves,
+            kind=kind, curves=curves, costs=DecisionCosts.from_json(metadata.get("costs")),
         )  # fmt: skip
 
 

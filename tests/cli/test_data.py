@@ -82,3 +82,25 @@ def test_an_id_goes_from_the_table_into_the_predictions(tmp_path, monkeypatch):
     assert found.columns[:3].tolist() == ["row", "nr", "label"] and found.nr.tolist() == mine.nr.tolist()
     other = ("--id-column", "number", "--out", "q.csv")
     assert "no column 'number'" in run("predict", "posterior.safetensors", "--data", "mine.csv", *other, code=2).stderr
+
+
+def test_inspect_warns_of_identical_samples_in_folders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    x, y = np.random.default_rng(0).normal(size=(20, 5)), np.arange(20) % 2
+    for name in ("a", "b"):
+        (tmp_path / "npz").mkdir(exist_ok=True)
+        np.savez(tmp_path / "npz" / f"{name}.npz", x_train=x, y_train=y, x_test=x[:4], y_test=y[:4])
+    said = " ".join(run("data", "inspect", "npz").stdout.split())
+    assert "Warning: Clients share identical rows: 'a' and 'b' (24)." in said
+    assert "Warning: 8 test rows are also among the training rows" in said and "warnings 2" in said
+    image = pytest.importorskip("PIL.Image")
+    pixels = [np.random.default_rng(i).integers(0, 256, (5, 5, 3)).astype(np.uint8) for i in range(2)]
+    for client in ("a", "b"):
+        for split in ("train", "test"):
+            for label in ("cat", "dog"):
+                (tmp_path / "images" / client / split / label).mkdir(parents=True)
+                for i in range(2):
+                    image.fromarray(pixels[i]).save(tmp_path / "images" / client / split / label / f"{i}.png")
+    said = " ".join(run("data", "inspect", "images").stdout.split())
+    assert "Warning: Clients share identical images: 'a' and 'b' (8)." in said and "warnings 3" in said
+    assert "8 test images are also" in said and "2 different images are in the data with more than one label" in said

@@ -161,6 +161,7 @@ def test_without_pillow_the_extra_is_named(folder, monkeypatch):
 
 def test_too_little_memory_is_found_before_anything_is_decoded(folder, monkeypatch):
     monkeypatch.setattr(images, "host_memory", lambda: (1000, 1000))
+    monkeypatch.setenv("FEDABML_IMAGE_CACHE", "off")
     with pytest.raises(InputError, match="30 images of 5×6 pixels need 2,700 bytes of memory"):
         fedabml.Federation.from_folder(folder)
 

@@ -188,7 +188,8 @@ def test_a_report_judges_the_posterior_that_is_written(hospital, monkeypatch):
     options = {"epochs": 3, "lr": 0.05, "batch_size": 20, "class_weights": "1,5"}
     report = fedabml.compare_at_site(prior, rows.head(150), validation=0.4, **options)
     written = prior.personalize(rows.head(150), validation=0.4, **options)
-    assert report.nll["posterior"] == pytest.approx(written.trust.nll_before, rel=1e-6)
+    assert report.nll["posterior"] == pytest.approx(written.trust.nll_after, rel=1e-6)  # calibrated, on other rows
+    assert report.nll["posterior"] != pytest.approx(written.trust.nll_before, rel=1e-6)
 
 
 def test_rows_that_are_encoded_have_flags_all_the_same(hospital):

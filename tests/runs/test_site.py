@@ -1,0 +1,144 @@
+"""Which model serves a site best: the posterior that is written is the one that is scored, with intervals."""
+
+import math
+
+import numpy as np
+import pytest
+
+import fedabml
+from fedabml.errors import InputError
+from fedabml.evaluation import calibration
+from fedabml.evaluation.decisions import auroc
+from fedabml.runs import site
+from tests.cli.command import run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def little_training(monkeypatch):
+    monkeypatch.setattr(site, "ALONE_EPOCHS", (1, 3))
+
+
+def prior_of(y, x, **options):
+    parts = [(x[i::3], y[i::3]) for i in range(3)]
+    fed = fedabml.Federation.from_arrays(parts, **options)
+    return fedabml.train(fed, "mlr", fedabml.FedABML(), rounds=2, participation=1.0, evaluate=False, device="cpu").prior
+
+
+@pytest.fixture(scope="module")
+def two_classes():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 4)).astype(np.float32)
+    y = (x[:, 0] + rng.normal(size=300) > 0.8).astype(int)
+    return prior_of(y, x), x[:150], y[:150]
+
+
+def test_the_posterior_that_is_written_is_the_one_that_is_scored(two_classes):
+    prior, x, y = two_classes
+    for kind in ("temperature", "none"):
+        written = prior.personalize(x, y, epochs=7, seed=3, validation=0.4, calibration=kind, device="cpu")
+        report = fedabml.compare_at_site(prior, x, y, 0.4, 3, "cpu", posterior=written)
+        assert report.nll["posterior"] == pytest.approx(written.trust.nll_after, rel=1e-9)
+        assert report.calibration == kind and report.rows == written.trust.rows == 60
+    made_here = fedabml.compare_at_site(prior, x, y, 0.4, 3, "cpu", epochs=7)
+    again = prior.personalize(x, y, epochs=7, seed=3, validation=0.4, device="cpu")
+    assert made_here.nll["posterior"] == pytest.approx(again.trust.nll_after, rel=1e-6)
+
+
+def test_two_classes_have_auroc_and_recall_with_intervals(two_classes):
+    prior, x, y = two_classes
+    written = prior.personalize(x, y, validation=0.4, calibration="none", device="cpu")
+    report = fedabml.compare_at_site(prior, x, y, 0.4, device="cpu", posterior=written)
+    _, (rows, truth) = prior.hold_out(x, y, 0.4)
+    p = written.predict(rows, device="cpu").probs
+    scores = report.scores["posterior"]
+    assert list(scores) == ["NLL", "AUROC", "recall"]
+    assert scores["AUROC"].value == pytest.approx(auroc(p[:, 1], truth == 1))
+    assert scores["recall"].value == pytest.approx((p[truth == 1, 1] > 0.5).mean())
+    for measures in report.scores.values():
+        for score in measures.values():
+            assert score.low <= score.value <= score.high and score.low < score.high
+    assert f"AUROC {report.scores[report.best]['AUROC']}" in report.sentence and report.sentence.count(".\n") == 0
+
+
+def test_recall_follows_an_aim_whose_threshold_is_chosen_on_other_rows(two_classes):
+    prior, x, y = two_classes
+    written = prior.personalize(x, y, validation=0.4, aim="recall>=0.95", calibration="none", device="cpu")
+    report = fedabml.compare_at_site(prior, x, y, 0.4, device="cpu", posterior=written)
+    plain = fedabml.compare_at_site(
+        prior, x, y, 0.4, device="cpu",
+        posterior=prior.personalize(x, y, validation=0.4, calibration="none", device="cpu"),
+    )  # fmt: skip
+    assert report.scores["posterior"]["recall"].value > plain.scores["posterior"]["recall"].value + 0.1
+    assert report.nll == plain.nll
+    _, (rows, truth) = prior.hold_out(x, y, 0.4)
+    score, fold = written.predict(rows, device="cpu").probs[:, 1], calibration.folds(truth)
+    aim, label = calibration.Aim.parse("recall>=0.95"), np.zeros(len(truth), int)
+    for k in range(calibration.FOLDS):
+        label[fold == k] = score[fold == k] >= calibration.choose_threshold(score[fold != k], truth[fold != k], aim)
+    assert report.scores["posterior"]["recall"].value == pytest.approx(label[truth == 1].mean())
+
+
+def test_more_classes_have_accuracy_and_a_regression_has_rmse():
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(180, 3)).astype(np.float32)
+    prior = prior_of(rng.integers(0, 3, 180), x)
+    report = fedabml.compare_at_site(prior, x[:60], rng.integers(0, 3, 60), 0.5, device="cpu")
+    assert list(report.scores["alone"]) == ["NLL", "accuracy"]
+    score = report.scores["alone"]["accuracy"]
+    assert score.value * report.rows == pytest.approx(round(score.value * report.rows)) and score.low < score.value
+    prior = prior_of((x[:, :1] * 3).astype(np.float32), x)
+    y = (x[:60, :1] * 3).astype(np.float32)
+    written = prior.personalize(x[:60], y, validation=0.5, device="cpu")
+    report = fedabml.compare_at_site(prior, x[:60], y, 0.5, device="cpu", posterior=written)
+    _, (rows, truth) = prior.hold_out(x[:60], y, 0.5)
+    error = written.predict(rows, device="cpu").mean - truth
+    score = report.scores["posterior"]["RMSE"]
+    assert score.value == pytest.approx(math.sqrt((error**2).mean())) and score.low < score.value < score.high
+    assert report.calibration == "none"
+
+
+def test_a_posterior_of_other_rows_is_refused(two_classes):
+    prior, x, y = two_classes
+    plain = prior.personalize(x, y, epochs=1, device="cpu")
+    other = prior.personalize(x[:90], y[:90], epochs=1, validation=0.4, device="cpu")
+    for posterior in (plain, other):
+        with pytest.raises(InputError, match="not made with the 60 rows"):
+            fedabml.compare_at_site(prior, x, y, 0.4, device="cpu", posterior=posterior)
+
+
+def test_training_alone_that_diverges_is_named(two_classes, monkeypatch):
+    prior, x, y = two_classes
+    usual = fedabml.Prior.personalize
+
+    def diverges(self, *args, **options):
+        if isinstance(self.algorithm, fedabml.Local):
+            raise InputError("The posterior is not finite.")
+        return usual(self, *args, **options)
+
+    monkeypatch.setattr(fedabml.Prior, "personalize", diverges)
+    report = fedabml.compare_at_site(prior, x, y, 0.4, device="cpu", epochs=1)
+    assert "training alone diverges." in report.sentence and "alone" in report.nll
+    assert [row[0] for row in report.table()[1]] == ["its posterior", "the prior"]
+
+
+def test_a_small_site_is_told_without_being_asked(two_classes, tmp_path, monkeypatch):
+    prior, x, y = two_classes
+    monkeypatch.chdir(tmp_path)
+    prior.save("prior.safetensors")
+    np.savez("c.npz", x=x, y=y)
+    words = ("personalize", "prior.safetensors", "--data", "c.npz", "--device", "cpu", "--force")
+    held = (*words, "--validation", 0.4)
+    said = run(*held).stdout
+    assert "serves this site best: NLL" in said and "calibrated (temperature) on the other rows" in " ".join(
+        said.split()
+    )
+    assert all(word in said for word in ("AUROC", "recall", "training alone"))
+    for silent in (words, (*held, "--no-compare")):
+        assert "best" not in run(*silent).stdout
+    monkeypatch.setattr(site, "QUICK_STEPS", 1)
+    said = run(*held).stdout
+    assert "next        --compare tells" in said and "serves this site" not in said
+    assert "serves this site best" in run(*held, "--compare").stdout
+    assert "give --validation" in run(*words, "--compare", code=2).stderr
