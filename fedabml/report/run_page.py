@@ -187,12 +187,25 @@ def _comparison(runs: Sequence[Run]) -> Section:
             star = run.name in best[measure.key]
             cells.append(Cell(_formatted(run, measure) + " ★" * star, run.number(measure.key), star))
         rows.append(Row(cells, run=i))
-    head = ["Run", *(key.capitalize() for key in settings), *(measure.title for measure in measures)]
-    hints = [*[""] * (1 + len(settings)), *(measure.meaning for measure in measures)]
     notes = ["★ marks the best run of a column among runs on the same data. Press a heading to sort by it."]
+    bases = [_base_rate(runs, measure) for measure in measures]
+    if any(base is not None for base in bases):
+        values = zip(measures, bases, strict=True)
+        cells = [Cell(MISSING if base is None else measure.format(base), base) for measure, base in values]
+        rows.append(Row([Cell("base rate"), *[Cell(MISSING)] * len(settings), *cells]))
+        notes.append(BASE_NOTE)
+    head = ["Run", *(key.capitalize() for key in settings), *(measure.title for measure in measures)]
+    who = {m.key: next(filter(None, (_of_large(run, m.key) for run in runs)), "") for m in measures}
+    hints = [*[""] * (1 + len(settings)), *(f"{m.meaning} {who[m.key]}".rstrip() for m in measures)]
     if len({run.dataset for run in runs}) > 1:
         notes.append("The runs use different data: the charts show them together, but their numbers do not compare.")
     return Section(tables=[Table(head, rows, hints)], notes=notes)
+
+
+def _base_rate(runs: Sequence[Run], measure: Measure) -> float | None:
+    """Return the base rate's measure if it is the same for all runs, as it is on the same data."""
+    values = {run.number(f"base_{measure.key}") for run in runs}
+    return values.pop() if len(values) == 1 else None
 
 
 def _best_runs(runs: Sequence[Run], measure: Measure) -> set[str]:

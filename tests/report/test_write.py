@@ -444,7 +444,7 @@ def table_of(page: str, heading: str) -> list[list[str]]:
 
 
 def test_a_run_shows_all_measures_beside_the_base_rate(make_run: MakeRun, tmp_path: Path) -> None:
-    measures = {"auroc": 0.9, "auroc_large": 0.8, "auroc_pooled": 0.83, "base_auroc": 0.5, "base_auroc_large": 0.5,
+    measures = {"auroc": 0.9, "auroc_large": 0.8, "auroc_pooled": 0.83, "base_auroc": 0.5, "base_auroc_large": 0.4321,
                 "clients_few_of_class": 7, "clients_scored": 20, "base_auroc_pooled": 0.57, "base_nll": 0.6,
                 "base_accuracy": 0.7, "classwise_ece": 0.04, "average_precision": 0.51,
                 "recall_pooled": 0.2}  # fmt: skip
@@ -454,12 +454,15 @@ def test_a_run_shows_all_measures_beside_the_base_rate(make_run: MakeRun, tmp_pa
     assert head[1:] == ["personalised", "prior", "base rate"]
     found = {row[0]: row[1:] for row in rows}
     assert found["AUROC, all samples pooled"] == ["0.830", "", "0.570"]
-    assert found["AUROC, mean over clients of 5+ rows per class"] == ["0.800", "", "0.500"]
+    assert found["AUROC, mean over clients of 5+ rows per class"] == ["0.800", "", "0.432"]
     assert found["average precision, mean over clients"] == ["0.510", "", ""] and found["class-wise calibration error"]
     assert "Base rate: a model that knows only" in page
     tiles = tiles_of(page)
     assert tiles["Pooled AUROC"][0] == "0.830" and tiles["Pooled recall"][0] == "20.0%" and "AUROC" not in tiles
     two = page_of(write([run, make_run("b", algorithm="b", **measures)], tmp_path / "r.html"))[0]
+    assert "base rate" in two and 'data-v="0.4321"' in two
+    other = make_run("c", algorithm="c", **measures | dict.fromkeys(("base_auroc_large", "base_auroc_pooled"), 0.6))
+    assert 'data-v="0.4321"' not in page_of(write([run, other], tmp_path / "r.html"))[0]  # other data
     assert ">0.900" not in two and "<h2>Scores</h2>" not in two  # neither does a table of several runs count them
 
 
