@@ -133,10 +133,24 @@ def width(head: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     return sum(max(map(len, column)) + 3 for column in zip(head, *rows, strict=True)) - 3
 
 
+def fitting(
+    head: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> Iterator[tuple[list[str], list[list[str]]]]:
+    """Yield a table in parts of at most `width` characters, each with the first column and at least one more."""
+    lengths = [max(map(len, column)) + 3 for column in zip(head, *rows, strict=True)]
+    begin = 1
+    while begin < len(head):
+        end = begin + 1
+        while end < len(head) and lengths[0] + sum(lengths[begin : end + 1]) - 3 <= width:
+            end += 1
+        yield [head[0], *head[begin:end]], [[row[0], *row[begin:end]] for row in rows]
+        begin = end
+
+
 def show(comparison: Comparison, out: Path) -> None:
     """Print the table, its explanation, the clients that are harmed, and the files."""
     from ..experiments.benefits import benefit_notes
-    from ..experiments.comparison_tables import described, explained, grid, harm_grid
+    from ..experiments.comparison_tables import decision_grid, decision_notes, described, explained, grid, harm_grid
 
     forms = [(False, True), (True, True), (True, False)]  # brief or not, with the column "behind" or not: what fits
     brief, lead = next((form for form in forms if width(*grid(comparison, *form)) <= console().width), forms[-1])
@@ -147,6 +161,13 @@ def show(comparison: Comparison, out: Path) -> None:
         more = "" if lead else ", and the differences to the best,"
         print_paragraph(f"The other measures' intervals{more} are in table.md.")
     print_line()
+    head, rows = decision_grid(comparison, brief=True)
+    if rows:
+        for part, part_rows in fitting(head, rows, console().width):
+            table(part, part_rows, title="Ranks and decisions" if part[1] == head[1] else None, numbers=True)
+        for line in decision_notes(comparison):
+            print_paragraph(line)
+        print_line()
     head, rows = harm_grid(comparison)
     if rows:
         table(head, rows, title="Clients against Local only", numbers=True)

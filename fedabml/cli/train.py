@@ -12,7 +12,6 @@ import typer
 
 from ..engine import processes
 from ..errors import InputError
-from ..evaluation.measures import MEASURES, at_specificity, size
 from ..models import is_folder
 from ..runs import request
 from ..runs.config import RunConfig, saved_config
@@ -21,6 +20,8 @@ from .doctor import show_plan
 from .options import PANELS, RunOptions, command, run_flags, run_options
 
 if TYPE_CHECKING:
+    from ..evaluation.measures import Measure
+    from ..report.page import Cell
     from ..runs.train import Run
 
 # Keys that may change when a run is resumed: its length, its scoring, and where its data are (their hash is checked).
@@ -158,7 +159,7 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
 
 def show(run: Run, out: Path, more: Sequence[str] = ()) -> None:
     """Print the summary as a table, the paths of the results, and the next command with the flags `more`."""
-    table(*scores(run.summary), title=describe(run.summary), numbers=True)
+    print_scores(run.summary, describe(run.summary))
     print_line(f"report   {out / 'report.html'}")
     print_line(f"prior    {out / 'shared.safetensors'}")
     print_line(f"digest   {run.prior.digest[:16]} (first 16 digits; the same at every site that has this prior)")
@@ -177,37 +178,26 @@ def describe(summary: dict[str, Any]) -> str:
     return f"{run}, {summary['seconds']:.1f} s ({who}scored on {split} data)"
 
 
-# The rows of the scores, by their keys in `evaluation.measures`.
-ROWS = (
-    *("accuracy_pooled", "accuracy", "accuracy_worst_decile", "exact_match", "rmse_pooled", "rmse"),
-    *("nll", "ece", "brier", "auroc", "balanced_accuracy", "f1", "recall", "precision", "sensitivity"),
-    *("mae", "coverage_pooled"),
-)
-# The columns of the scores: their headings, and the prefixes of the summary's keys.
-MODELS = {"personalised": "", "prior + label level": "prior_level_", "prior": "prior_", "base rate": "base_"}
-
-
 def scores(summary: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of the table of scores: of the personalised models and, if there is one, of the prior."""
-    from ..data.rows import FEW_ROWS
+    """Return head and rows of the table of scores as text; see `report.score_tables`."""
+    from ..report.score_tables import score_cells
 
-    scored = {key for key, value in summary.items() if value is not None}
-    models = {head: start for head, start in MODELS.items() if start in ("", "prior_") or f"{start}nll" in scored}
-    level, small = summary.get("specificity"), summary.get("clients_small", 0)
-    measures = {key: at_specificity(MEASURES[key], level).name for key in ROWS}
-    values = dict(summary)
-    if small and "accuracy_worst_decile_large" in summary:
-        measures["accuracy_worst_decile"] += f" of {FEW_ROWS} rows or more"
-        values["accuracy_worst_decile"] = summary["accuracy_worst_decile_large"]
-    values = {key: number(value) for key, value in values.items()}
-    rows = [
-        [label, *(values.get(f"{start}{key}", "") for start in models.values())]
-        for key, label in measures.items()
-        if key in values
-    ]
-    blank = [""] * (len(models) - 1)
-    if small:
-        rows.append([f"clients with fewer than {FEW_ROWS} rows", f"{small} of {summary['clients_scored']}", *blank])
-    if "bytes_up" in summary:
-        rows.append(["traffic per client and round", f"{size(summary['bytes_up'] + summary['bytes_down'])}", *blank])
-    return ["", *models], rows
+    return _text(*score_cells(summary, _format))
+
+
+def print_scores(summary: dict[str, Any], title: str) -> None:
+    """Print the tables of scores and of classes."""
+    from ..report.score_tables import class_cells
+
+    table(*scores(summary), title=title, numbers=True)
+    head, rows = _text(*class_cells(summary, _format))
+    if rows:
+        table(head, rows, title="Classes, all samples pooled", numbers=True)
+
+
+def _format(measure: Measure, value: float | None) -> str:
+    return number(value)
+
+
+def _text(head: list[str], rows: list[list[Cell]]) -> tuple[list[str], list[list[str]]]:
+    return head, [[cell.text for cell in row] for row in rows]

@@ -75,11 +75,10 @@ def tune(
         trials (N): Trained federations per algorithm and seed. [default: 16]
         seeds (A,B,C): Which seeds, not how many; their mean decides. The seed after the largest confirms the winner.
             Use other seeds for the test. [default: 100]
-        measure (WORD): The deciding measure: accuracy, nll, ece, classwise_ece, brier, auroc, auroc_pooled,
-            average_precision, balanced_accuracy, f1, accuracy_pooled or accuracy_worst_decile; for two classes also
-            recall, precision or sensitivity; for several answers per row also exact_match; for regression rmse, nll,
-            mae, pinball, coverage (the nearest to 90%), rmse_pooled or coverage_pooled.
-            [default: accuracy or rmse; ties: nll]
+        measure (WORD): The deciding measure: accuracy, nll, ece, classwise_ece, brier, auroc, average_precision,
+            balanced_accuracy, f1 or accuracy_worst_decile; for two classes also recall, precision or sensitivity; for
+            several answers per row also exact_match; for regression rmse, nll, mae, pinball or coverage (the nearest
+            to 90%). Those that are means over clients also pooled: auroc_pooled. [default: accuracy or rmse; ties: nll]
         batch (N): Trials that are chosen and trained together: more is faster, fewer learn more from each other.
             [default: 8]
         grid (NAME=A,B,C): Search these values (of one algorithm: fedprox.mu=0.1,1) and no others; a range such as
@@ -145,11 +144,15 @@ def show(tuned: Tuned, out: Path, more: Sequence[str] = ()) -> None:
         diverged = sum(trial.error is not None for trial in trials)
         refused = [trial for trial in trials if trial.refused]
         title = f"{name}: {f'the best of {len(trials)} trials' if len(trials) > 1 else 'one trial'} on validation data"
+        title += f", by {tuned.decided_by}" * (tuned.decided_by != tuned.measure)
         title += (f", {diverged} diverged" if diverged else "") + (f", {len(refused)} refused" if refused else "")
         rows = [
-            (trial.number, *map(number, (trial.value, trial.nll)[: len(measures)]), settings(trial))
+            (str(trial.number), *map(number, (trial.value, trial.nll)[: len(measures)]), settings(trial))
             for trial in tuned.best(name, SHOWN)
         ]
+        if tuned.base[0] is not None:
+            base = map(number, tuned.base[: len(measures)])
+            rows.append(("base rate", *base, "a model that knows only the training labels"))
         table(("trial", *measures, "hyperparameters"), rows, title=title)
         for text in [f"{name}: trial {trial.number} was refused {trial.refused}" for trial in refused]:
             note(text)

@@ -11,7 +11,7 @@ from ..errors import InputError
 from ..models import is_folder
 from ..runs.config import is_table, read_config, saved_config
 from ..runs.request import resume_command
-from .console import downloads, note, number, print_line, table
+from .console import downloads, note, number, print_line
 from .options import Config, command, import_code, split_words
 from .posterior_flags import check_comparison, posterior_flags, print_comparison
 
@@ -65,7 +65,7 @@ def evaluate(
     from ..runs.prepare import prepare, resolve_split
     from ..runs.prior import load_prior
     from ..runs.summary import clients_csv
-    from .train import scores
+    from .train import print_scores
 
     import_code(algorithm, model)
     plan, saved = saved_config(run)
@@ -90,7 +90,7 @@ def evaluate(
         context |= {"prior_digest": prior.digest, "files": digests(out, [files[1].name])}
         write_json(files[0], context | evaluation.summary | evaluation.details)
     title = f"{fed.clients} clients, {trained.personal_epochs} epoch(s) of personalisation, {split} data"
-    table(*scores(evaluation.summary), title=title, numbers=True)
+    print_scores(evaluation.summary | evaluation.details, title)
     print_line(f"scores       {files[0]}")
     print_line(f"per client   {files[1]}")
 

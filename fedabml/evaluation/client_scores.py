@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..data.statistics import worst_decile
-from .decisions import BINS
+from .decisions import BINS, pinball
 from .predictions import Prediction, Regression
 from .structured import MultiPrediction
 
@@ -79,27 +79,29 @@ def structured_scores(p: MultiPrediction, y: np.ndarray, owner: np.ndarray, clie
     return by_client, pooled | {"exact_match_pooled": float(exact.mean())}, details
 
 
+def regression_rows(p: Regression, y: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the measures of every row [n] by the names of their means; `squared` is the squared error."""
+    gaps, width = _interval_gaps(p, y)
+    middle = p.median if p.transformed else p.mean  # of a skewed distribution the median has the lowest absolute error
+    return {
+        "squared": ((p.mean - y) ** 2).mean(-1),
+        "nll": p.nll(y),
+        "mae": np.abs(middle - y).mean(-1),
+        "pinball": pinball(gaps),
+        "coverage": ((gaps[0] >= 0) & (gaps[1] <= 0)).mean(-1),
+        "interval_width": width,
+        "std": p.std.mean(-1),
+        "model_std": p.model_std.mean(-1),
+    }
+
+
 def regression_scores(p: Regression, y: np.ndarray, owner: np.ndarray, clients: int) -> Scores:
     """Return the measures of each client and the pooled measures; a regression has no diagrams."""
-    squared = ((p.mean - y) ** 2).mean(-1)
-    gaps, width = _interval_gaps(p, y)
-    inside = ((gaps[0] >= 0) & (gaps[1] <= 0)).mean(-1)
-    nll = p.nll(y)
-    # The pinball loss of the interval's two ends, at the levels 5% and 95%: it rewards narrow intervals that cover.
-    losses = [np.maximum(level * gap, (level - 1) * gap) for gap, level in zip(gaps, (0.05, 0.95), strict=True)]
-    pinball = np.mean(losses, axis=0).mean(-1)
-    middle = p.median if p.transformed else p.mean  # of a skewed distribution the median has the lowest absolute error
-    by_client = {
-        "rmse": np.sqrt(_mean_by(owner, clients, squared)),
-        "nll": _mean_by(owner, clients, nll),
-        "mae": _mean_by(owner, clients, np.abs(middle - y).mean(-1)),
-        "pinball": _mean_by(owner, clients, pinball),
-        "coverage": _mean_by(owner, clients, inside),
-        "interval_width": _mean_by(owner, clients, width),
-        "std": _mean_by(owner, clients, p.std.mean(-1)),
-        "model_std": _mean_by(owner, clients, p.model_std.mean(-1)),
-    }
-    pooled = {"rmse_pooled": math.sqrt(squared.mean()), "nll_pooled": nll.mean(), "coverage_pooled": inside.mean()}
+    rows = regression_rows(p, y)
+    by_client = {key: _mean_by(owner, clients, values) for key, values in rows.items()}
+    by_client = {"rmse": np.sqrt(by_client.pop("squared"))} | by_client
+    pooled = {"rmse_pooled": math.sqrt(rows["squared"].mean())}
+    pooled |= {f"{key}_pooled": rows[key].mean() for key in ("nll", "mae", "pinball", "coverage", "interval_width")}
     if y.shape[1] > 1:  # targets may have different units: each its own
         pooled |= {f"rmse_target_{j}": v for j, v in enumerate(np.sqrt(((p.mean - y) ** 2).mean(0)))}
     return by_client, {k: float(v) for k, v in pooled.items()} | {"interval": COVERAGE}, {}

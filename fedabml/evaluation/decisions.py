@@ -10,6 +10,7 @@ they are means over the classes that are defined at the client (macro averages, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,22 +20,31 @@ BINS = 15  # of calibration errors, as is customary
 SMALL = 50  # rows below which a client gets intervals
 RESAMPLES = 500  # of a client's rows, for the intervals of its measures
 MOST_RESAMPLED = 500  # small clients up to which measures get bootstrap intervals: resampling takes 8 ms each
-LEAST_RESAMPLED = 5  # rows of each class that a client needs for bootstrap intervals
+FEW_OF_CLASS = 5  # rows of a class below which chance decides a client's measures; also rows that bootstraps need
 BOOTSTRAPPED = ("auroc", "average_precision", "balanced_accuracy", "f1", "recall")
+BOOTSTRAPPED_MACRO = ("balanced_accuracy", "f1")  # those of more than two classes
 MOST_CLIENTS = 20_000  # up to which every client is measured; beyond it, only the pooled samples are
 MOST_CLASSES = 100  # up to which the confusion matrix is reported
+MOST_COLUMNS = 20  # classes up to which each client's rows, recall and precision are reported class by class
+QUANTILES = (0.05, 0.95)  # the ends of the 90% interval
 Scores = tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]
 """Measures by client, pooled measures, and details."""
 
 
 def report(
-    probs: np.ndarray, y: np.ndarray, owner: np.ndarray, counts: np.ndarray, specificity: float = SPECIFICITY
+    probs: np.ndarray,
+    y: np.ndarray,
+    owner: np.ndarray,
+    counts: np.ndarray,
+    specificity: float = SPECIFICITY,
+    names: Sequence[str] = (),
 ) -> Scores:
     """Return all measures of this module: by client, pooled over all samples, and the confusion matrix.
 
     `owner` [n] ascends. `counts` [clients, classes] are the labels that each client trained on: they give the base
     rate, the score of a model that knows nothing but these counts. Clients with fewer than `SMALL` samples get 95%
-    intervals of their accuracy and, of two classes, of `BOOTSTRAPPED` (`accuracy_low`, `accuracy_high`, …).
+    intervals of their accuracy and of `bootstrap` (`accuracy_low`, `accuracy_high`, …). With the `names` of at most
+    `MOST_COLUMNS` classes, each client has columns by class, such as `recall[yes]`.
     """
     clients, classes = counts.shape
     label, one_owner = probs.argmax(1), np.zeros(len(y), int)
@@ -42,17 +52,27 @@ def report(
     pooled: dict[str, Any] = {f"{name}_pooled": value[0] for name, value in together.items()}
     by_client: dict[str, np.ndarray] = {}
     if clients <= MOST_CLIENTS:
-        by_client = decision_measures(probs, y, owner, clients, specificity) | base_rate(y, owner, counts)
+        base, pooled_base = base_rate(y, owner, counts, specificity)
+        by_client, pooled = decision_measures(probs, y, owner, clients, specificity) | base, pooled | pooled_base
         # A client's own calibration error is biased upwards by its few samples; the pooled one is the headline.
         pooled["classwise_ece"] = pooled["classwise_ece_pooled"]
         by_client |= _intervals(probs, y, label == y, owner, clients)
-    details: dict[str, Any] = {}
+        if 0 < len(names) <= MOST_COLUMNS:
+            by_client |= _by_class(class_counts(label, y, owner, clients, classes), names)
+    details: dict[str, Any] = {"class_names": list(names)} if 0 < len(names) <= MOST_CLASSES else {}
     if classes <= MOST_CLASSES:
         recall, precision, f1 = (_listed(values[0]) for values in rates(*class_counts(label, y, one_owner, 1, classes)))
-        details = {"recall_by_class": recall, "precision_by_class": precision, "f1_by_class": f1}
+        details |= {"recall_by_class": recall, "precision_by_class": precision, "f1_by_class": f1}
         table = np.bincount(y * classes + label, minlength=classes**2).reshape(classes, classes)
         details["confusion"] = table.tolist()  # a row per true class, a column per predicted one
     return by_client, {k: None if np.isnan(v) else float(v) for k, v in pooled.items()}, details
+
+
+def _by_class(counts: tuple[np.ndarray, np.ndarray, np.ndarray], names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return every client's rows, recall and precision of each class, by columns such as `recall[yes]`."""
+    recall, precision, _ = rates(*counts)
+    columns = {"rows": counts[1], "recall": recall, "precision": precision}
+    return {f"{key}[{name}]": values[:, c] for c, name in enumerate(names) for key, values in columns.items()}
 
 
 def _intervals(
@@ -66,14 +86,15 @@ def _intervals(
     ends = {f"accuracy_{end}": np.full(clients, np.nan) for end in ("low", "high")}
     low, high = wilson(np.bincount(owner, correct, clients)[small], size[small])
     ends["accuracy_low"][small], ends["accuracy_high"][small] = low, high
-    if probs.shape[1] == 2 and len(small) <= MOST_RESAMPLED:
-        ends |= {f"{key}_{end}": np.full(clients, np.nan) for key in BOOTSTRAPPED for end in ("low", "high")}
+    if len(small) <= MOST_RESAMPLED:
+        resampled = _resampled(probs.shape[1])
+        ends |= {f"{key}_{end}": np.full(clients, np.nan) for key in resampled for end in ("low", "high")}
         first = np.cumsum(size) - size
         for client in small:
             rows = slice(first[client], first[client] + size[client])
             for key, both in bootstrap(probs[rows], y[rows], seed=int(client)).items():
                 ends[f"{key}_low"][client], ends[f"{key}_high"][client] = both
-    return ends
+    return {key: values for key, values in ends.items() if not np.isnan(values).all()}
 
 
 def wilson(hits: np.ndarray, count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -92,49 +113,103 @@ def auroc(score: np.ndarray, positive: np.ndarray) -> float:
 
 
 def bootstrap(probs: np.ndarray, y: np.ndarray, seed: int = 0) -> dict[str, tuple[float, float]]:
-    """Return the ends of the 95% percentile intervals of `BOOTSTRAPPED` for one client's rows, of two classes.
+    """Return the ends of the 95% percentile intervals of `BOOTSTRAPPED` for one client's rows.
 
-    The rows [n, 2] are drawn n times with replacement, `RESAMPLES` times over, and each draw is measured. Draws without
-    a class, in which a measure is not defined, do not count. All ends are NaN with fewer than `LEAST_RESAMPLED` rows of
-    either class: draws from so few do not show how much the measures vary.
+    The rows [n, classes] are drawn n times with replacement, `RESAMPLES` times over, and each draw is measured. Draws
+    without a class, in which a measure is not defined, do not count. With more than two classes the measures are
+    `BOOTSTRAPPED_MACRO`, over the classes that the client has. All ends are NaN with fewer than `FEW_OF_CLASS` rows
+    of one of these classes, or with one class alone: draws from so few do not show how much the measures vary.
     """
-    n = len(y)
-    if min((y == 0).sum(), (y == 1).sum()) < LEAST_RESAMPLED:
-        return dict.fromkeys(BOOTSTRAPPED, (np.nan, np.nan))
+    n, classes = probs.shape
+    keys, count = _resampled(classes), np.bincount(y, minlength=classes)
+    present = count > 0
+    if present.sum() < 2 or count[present].min() < FEW_OF_CLASS:
+        return dict.fromkeys(keys, (np.nan, np.nan))
     rows = np.random.default_rng(seed).integers(0, n, RESAMPLES * n)
-    draws = _decided(probs[rows], y[rows], np.repeat(np.arange(RESAMPLES), n), RESAMPLES, SPECIFICITY)
-    ends = {key: np.nanquantile(draws[key], (0.025, 0.975)) for key in BOOTSTRAPPED}
+    draw = np.repeat(np.arange(RESAMPLES), n)
+    if classes == 2:
+        draws = _decided(probs[rows], y[rows], draw, RESAMPLES, SPECIFICITY)
+    else:
+        recall, _, f1 = rates(*class_counts(probs.argmax(1)[rows], y[rows], draw, RESAMPLES, classes))
+        # The F1 of a class that is predicted and not present is 0: it counts, as in the client's own value.
+        whole = np.isnan(recall[:, present]).any(1)
+        draws = {"balanced_accuracy": mean(recall.T), "f1": mean(f1.T)}
+        draws = {key: np.where(whole, np.nan, values) for key, values in draws.items()}
+    ends = {key: np.nanquantile(draws[key], (0.025, 0.975)) for key in keys}
     return {key: (float(low), float(high)) for key, (low, high) in ends.items()}
+
+
+def _resampled(classes: int) -> tuple[str, ...]:
+    return BOOTSTRAPPED if classes == 2 else BOOTSTRAPPED_MACRO
+
+
+def regression_intervals(
+    absolute: np.ndarray, squared: np.ndarray, inside: np.ndarray, owner: np.ndarray, clients: int
+) -> dict[str, np.ndarray]:
+    """Return the ends of the 95% intervals of small clients' coverage, MAE and RMSE, NaN for the others.
+
+    Of every row [n], means over its targets: the absolute and the squared error, and the share inside the interval.
+    Coverage has Wilson's interval; the errors have bootstrap intervals, from `FEW_OF_CLASS` rows on.
+    """
+    size = np.bincount(owner, minlength=clients)
+    small = np.flatnonzero((size > 0) & (size < SMALL))
+    keys = ("coverage", "mae", "rmse") if len(small) <= MOST_RESAMPLED else ("coverage",)
+    ends = {f"{key}_{end}": np.full(clients, np.nan) for key in keys for end in ("low", "high")} if len(small) else {}
+    if ends:
+        low, high = wilson(np.bincount(owner, inside, clients)[small], size[small])
+        ends["coverage_low"][small], ends["coverage_high"][small] = low, high
+    first = np.cumsum(size) - size
+    for client in small if "mae" in keys else ():
+        if (n := size[client]) >= FEW_OF_CLASS:
+            rows = first[client] + np.random.default_rng(int(client)).integers(0, n, (RESAMPLES, n))
+            for key, draws in {"mae": absolute[rows].mean(1), "rmse": np.sqrt(squared[rows].mean(1))}.items():
+                ends[f"{key}_low"][client], ends[f"{key}_high"][client] = np.quantile(draws, (0.025, 0.975))
+    return ends
 
 
 def _listed(values: np.ndarray) -> list[float | None]:
     return [None if np.isnan(value) else float(value) for value in values]
 
 
-def base_rate(y: np.ndarray, owner: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
-    """Return the scores of a model that knows only a client's training labels [clients, classes], per client.
+def base_rate(
+    y: np.ndarray, owner: np.ndarray, counts: np.ndarray, specificity: float = SPECIFICITY
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Return the scores of a model that knows only a client's training labels [clients, classes]: by client, pooled.
 
-    `base_accuracy` always predicts the commonest class; `base_nll` and `base_brier` predict the label frequencies, with
-    one sample of every class added.
+    Its probabilities are the label frequencies, with one sample of every class added; its answer is always the
+    commonest class. At a client it ranks nothing: the AUROC is 0.5 and the average precision is the class's share of
+    the samples. Over all samples it ranks by client, because clients have other frequencies.
     """
-    clients = len(counts)
+    clients, classes = counts.shape
     shares = (counts + 1) / (counts + 1).sum(1, keepdims=True)
-    true = shares[owner, y]
-    rows = {
-        "base_accuracy": (counts.argmax(1)[owner] == y).astype(float),
-        "base_nll": -np.log(true),
-        "base_brier": (shares**2).sum(1)[owner] - 2 * true + 1,
-    }
+    true, label, one_owner = shares[owner, y], counts.argmax(1)[owner], np.zeros(len(y), int)
+    rows = {"accuracy": (label == y).astype(float), "nll": -np.log(true)}
+    rows["brier"] = (shares**2).sum(1)[owner] - 2 * true + 1
     size = np.bincount(owner, minlength=clients)
-    return {key: np.bincount(owner, value, clients) / size for key, value in rows.items()}
+    hits = np.bincount(owner * classes + y, minlength=clients * classes).reshape(clients, classes).astype(float)
+
+    def decided(groups: np.ndarray, owners: np.ndarray, count: int) -> dict[str, np.ndarray]:
+        """Measure decisions with the group, client or all together, of every client and every sample."""
+        columns = range(classes) if classes > 2 else (1,)
+        ranked = [_ranking(shares[:, c], hits[:, c], groups, count, specificity, size - hits[:, c]) for c in columns]
+        return _of_decisions(ranked, rates(*class_counts(label, y, owners, count, classes)))
+
+    by_client = {key: np.bincount(owner, value, clients) / size for key, value in rows.items()}
+    by_client |= decided(np.arange(clients), owner, clients)
+    pooled = {f"{key}_pooled": value.mean() for key, value in rows.items()}
+    pooled |= {f"{key}_pooled": value[0] for key, value in decided(np.zeros(clients, int), one_owner, 1).items()}
+    pooled["ece"] = _ece(shares.max(1)[owner], label == y, one_owner, 1)[0]
+    pooled["classwise_ece"] = np.mean([_ece(shares[owner, c], y == c, one_owner, 1) for c in range(classes)])
+    return {f"base_{k}": v for k, v in by_client.items()}, {f"base_{k}": float(v) for k, v in pooled.items()}
 
 
 def base_regression(
     y: np.ndarray, owner: np.ndarray, train: np.ndarray, trainer: np.ndarray, clients: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Return the scores of a model that predicts the mean and deviation of a client's training targets, per client.
+) -> tuple[dict[str, np.ndarray], dict[str, float]]:
+    """Return the scores of a model that knows only a client's training targets: by client, and pooled.
 
-    The variance is smoothed by one sample with that of all clients, so that equal targets do not claim certainty.
+    It predicts their mean and deviation, and for MAE and pinball loss their median and quantiles of 5% and 95%. The
+    variance is smoothed by one sample with that of all clients, so that equal targets do not claim certainty.
 
     `y` [n, targets] are the samples that are scored, with `owner` [n] counted among the scored `clients`; `train` [m,
     targets] are all training targets, with the number of the client, `trainer` [m], of each.
@@ -145,14 +220,48 @@ def base_regression(
         sums = [np.bincount(trainer, column, len(count)) for column in values.T]
         return np.stack(sums, 1) / count
 
-    mean = mean_of(train)
-    spread = mean_of((train - mean[trainer]) ** 2) * count
+    average = mean_of(train)
+    spread = mean_of((train - average[trainer]) ** 2) * count
     std = np.sqrt((spread + np.maximum(train.var(0), 1e-12)) / (count + 1))[clients][owner]
-    error = y - mean[clients][owner]
-    nll = (0.5 * (error / std) ** 2 + np.log(std) + 0.5 * np.log(2 * np.pi)).sum(1)
+    error = y - average[clients][owner]
+    low, middle, high = (
+        _quantiles(train, trainer, len(count), q)[clients][owner] for q in (QUANTILES[0], 0.5, QUANTILES[1])
+    )
+    rows = {
+        "rmse": (error**2).mean(1),  # squared: the root follows
+        "nll": (0.5 * (error / std) ** 2 + np.log(std) + 0.5 * np.log(2 * np.pi)).sum(1),
+        "mae": np.abs(y - middle).mean(1),
+        "pinball": pinball([y - low, y - high]),
+        "coverage": ((low <= y) & (y <= high)).mean(1),
+        "interval_width": (high - low).mean(1),
+    }
     size = np.bincount(owner, minlength=len(clients))
-    rmse = np.sqrt(np.bincount(owner, (error**2).mean(1), len(clients)) / size)
-    return {"base_rmse": rmse, "base_nll": np.bincount(owner, nll, len(clients)) / size}
+    by_client = {f"base_{key}": np.bincount(owner, value, len(clients)) / size for key, value in rows.items()}
+    pooled = {f"base_{key}_pooled": float(value.mean()) for key, value in rows.items()}
+    by_client["base_rmse"] = np.sqrt(by_client["base_rmse"])
+    return by_client, pooled | {"base_rmse_pooled": pooled["base_rmse_pooled"] ** 0.5}
+
+
+def _quantiles(values: np.ndarray, owner: np.ndarray, clients: int, level: float) -> np.ndarray:
+    """Return a quantile of every client's values [n, targets], 0 for a client without any: [clients, targets]."""
+    count = np.bincount(owner, minlength=clients)
+    place = level * np.maximum(count - 1, 0)
+    first = np.cumsum(count) - count
+    low, high = (np.minimum(first + f(place).astype(int), len(owner) - 1) for f in (np.floor, np.ceil))
+    columns = []
+    for column in values.T:
+        ordered = column[np.lexsort((column, owner))]
+        columns.append(np.where(count > 0, ordered[low] + (place % 1) * (ordered[high] - ordered[low]), 0.0))
+    return np.stack(columns, 1)
+
+
+def pinball(gaps: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the pinball loss [n] of an interval from how far targets [n, targets] lie above both of its ends.
+
+    It is a mean over the two ends and the targets, and rewards narrow intervals that cover.
+    """
+    losses = [np.maximum(level * gap, (level - 1) * gap) for gap, level in zip(gaps, QUANTILES, strict=True)]
+    return np.mean(losses, axis=0).mean(-1)
 
 
 def decision_measures(
@@ -174,12 +283,20 @@ def _decided(
     classes = probs.shape[1]
     positive = range(classes) if classes > 2 else (1,)
     ranked = [_ranking(probs[:, c], y == c, owner, clients, specificity) for c in positive]
-    recall, precision, f1 = rates(*class_counts(probs.argmax(1), y, owner, clients, classes))
+    return _of_decisions(ranked, rates(*class_counts(probs.argmax(1), y, owner, clients, classes)))
+
+
+def _of_decisions(
+    ranked: Sequence[dict[str, np.ndarray]], of_classes: tuple[np.ndarray, np.ndarray, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return the measures [clients] from those of every class's ranks, and from `rates` [clients, classes]."""
+    recall, precision, f1 = of_classes
+    classes = recall.shape[1]
     measures = {
         "auroc": mean([curve["auroc"] for curve in ranked]),
         "average_precision": mean([curve["average_precision"] for curve in ranked]),
         "balanced_accuracy": mean(recall.T),
-        "f1": mean(f1.T[list(positive)]),
+        "f1": mean(f1.T if classes > 2 else f1.T[1:]),
     }
     if classes == 2:
         measures |= {"recall": recall[:, 1], "precision": precision[:, 1], "sensitivity": ranked[0]["sensitivity"]}
@@ -222,28 +339,35 @@ def mean(values: list[Any] | np.ndarray) -> np.ndarray:
 
 
 def _ranking(
-    score: np.ndarray, hit: np.ndarray, owner: np.ndarray, clients: int, specificity: float
+    score: np.ndarray,
+    hit: np.ndarray,
+    owner: np.ndarray,
+    clients: int,
+    specificity: float,
+    miss: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """Return AUROC, average precision and sensitivity at a specificity of one score [n] for each client.
 
     All thresholds of all clients are walked through in one sorted pass: samples are ordered by client and by falling
-    score, and those with equal scores form one threshold.
+    score, and those with equal scores form one threshold. With `miss` [n] an entry stands for several samples of one
+    score: `hit` of them are positive, and `miss` are not.
     """
     order = np.lexsort((-score, owner))
-    owner, score, hit = owner[order], score[order], hit[order].astype(float)
+    miss = hit == 0 if miss is None else miss
+    owner, score, hit, miss = owner[order], score[order], hit[order].astype(float), miss[order].astype(float)
     positives = np.bincount(owner, hit, clients)
-    negatives = np.bincount(owner, 1 - hit, clients)
+    negatives = np.bincount(owner, miss, clients)
     first = np.r_[True, owner[1:] != owner[:-1]]  # the first sample of a client
     last = np.r_[(owner[1:] != owner[:-1]) | (score[1:] != score[:-1]), True]  # the last sample of a threshold
     before = np.flatnonzero(first)[np.cumsum(first) - 1]  # the first sample of this sample's client
     true = np.cumsum(hit) - (np.cumsum(hit) - hit)[before]
-    false = np.arange(len(hit)) - before + 1 - true
+    false = np.cumsum(miss) - (np.cumsum(miss) - miss)[before]
     true, false, owner = true[last], false[last], owner[last]
     start = np.r_[True, owner[1:] != owner[:-1]]
     true_before = np.where(start, 0.0, np.r_[0.0, true[:-1]])
     false_before = np.where(start, 0.0, np.r_[0.0, false[:-1]])
     area = np.bincount(owner, (false - false_before) * (true + true_before) / 2, clients)
-    precise = np.bincount(owner, (true - true_before) * true / (true + false), clients)
+    precise = np.bincount(owner, (true - true_before) * true / np.maximum(true + false, 1), clients)
     allowed = false <= (1 - specificity) * negatives[owner] + 1e-9
     most_found = np.zeros(clients)
     np.maximum.at(most_found, owner, np.where(allowed, true, 0.0))

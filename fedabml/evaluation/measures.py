@@ -6,8 +6,12 @@ it in `evaluation.client_scores`, or in `evaluation.decisions` for ranks and thr
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
+
+from ..data.rows import FEW_ROWS
+from .decisions import FEW_OF_CLASS
 
 HIGHER, LOWER = float("inf"), 0.0  # targets of measures without a best value of their own
 
@@ -99,55 +103,69 @@ def duration(value: float) -> str:
 
 _FORMATS = {"percent": percent, "number": decimals, "bytes": size, "seconds": duration}
 
-_LEVEL = "with the client's own label frequencies"
+
+def _both(measure: Measure) -> Iterator[Measure]:
+    """Yield a measure over the samples of all clients together, and the given one, its mean over clients."""
+    yield replace(
+        measure, key=f"{measure.key}_pooled", label=f"pooled {measure.label}",
+        name=f"{measure.name.removesuffix(_MEAN)}, all samples pooled",
+        meaning=f"{measure.meaning.removesuffix(_MEAN)}, over the samples of all clients together",
+    )  # fmt: skip
+    yield replace(measure, name=measure.name.removesuffix(_MEAN) + _MEAN)
+
+
+_MEAN, _LEVEL = ", mean over clients", "with the client's own label frequencies"
+_OF_MODELS = (
+    Measure("accuracy_pooled", "pooled accuracy", "accuracy, all samples pooled",
+            "over the samples of all clients together", "percent", HIGHER, 2),
+    Measure("accuracy", "accuracy", "accuracy, mean over clients",
+            "mean over clients, each with its own model", "percent", HIGHER, 2),
+    Measure("accuracy_worst_decile", "worst tenth", "accuracy, worst tenth of clients",
+            "mean accuracy of the worst-off tenth of clients", "percent", HIGHER, 1, "worst tenth"),
+    *_both(Measure("exact_match", "exact match", "inputs with every answer right, mean over clients",
+                   "share of inputs whose labels, or steps, are all right", "percent", HIGHER, 1)),
+    Measure("rmse_pooled", "pooled RMSE", "RMSE, all samples pooled",
+            "over the samples of all clients together", digits=4),
+    Measure("rmse", "RMSE", "RMSE, mean over clients",
+            "root mean squared error, mean over clients, each with its own model", digits=4),
+    *_both(Measure("nll", "NLL", "negative log likelihood", "negative log-likelihood; lower is better")),
+    Measure("ece", "ECE", "calibration error (ECE)",
+            "calibration error: the mean gap between confidence and accuracy; 0 is best"),
+    Measure("classwise_ece", "class-wise ECE", "class-wise calibration error",
+            "calibration error of every class's probability, averaged over classes; 0 is best"),
+    *_both(Measure("brier", "Brier", "Brier score", "squared error of the probabilities; lower is better")),
+    *_both(Measure("auroc", "AUROC", "AUROC", "how well samples of a class are ranked above others; 0.5 is chance",
+                   target=HIGHER)),
+    *_both(Measure("average_precision", "AP", "average precision", "area under the curve of precision and recall",
+                   target=HIGHER)),
+    *_both(Measure("balanced_accuracy", "balanced accuracy", "balanced accuracy",
+                   "mean of the classes' recalls, whatever their sizes", "percent", HIGHER, 1)),
+    *_both(Measure("f1", "F1", "F1", "harmonic mean of precision and recall", target=HIGHER)),
+    *_both(Measure("recall", "recall", "recall of the positive class",
+                   "share of the positive samples that are found", "percent", HIGHER, 1)),
+    *_both(Measure("precision", "precision", "precision of the positive class",
+                   "share of the samples predicted positive that are", "percent", HIGHER, 1)),
+    *_both(Measure("sensitivity", "sensitivity", "sensitivity at the chosen specificity",
+                   "share of the positive samples found with as few false alarms as chosen", "percent", HIGHER, 1)),
+    *_both(Measure("mae", "MAE", "mean absolute error", "mean absolute error", digits=4)),
+    *_both(Measure("pinball", "pinball", "pinball loss of the 90% interval",
+                   "loss of the interval's ends: narrow intervals that cover are best", digits=4)),
+    Measure("coverage_pooled", "coverage", "coverage of 90 % intervals, pooled",
+            "share of all targets inside the 90% interval; 90% is best", "percent", 0.9, 1),
+    Measure("coverage", "coverage", "coverage of 90 % intervals, mean over clients",
+            "share of targets inside the 90% interval, mean over clients; 90% is best", "percent", 0.9, 1),
+    *_both(Measure("interval_width", "width", "width of 90% intervals",
+                   "mean width of the 90% interval; narrow is good where the coverage is right", digits=4,
+                   target=None)),
+)  # fmt: skip
+SCORED = tuple(measure.key for measure in _OF_MODELS)  # the measures of clients' models, as tables of a run list them
 MEASURES = {
     measure.key: measure
     for measure in (
-        Measure("accuracy_pooled", "pooled accuracy", "accuracy, all samples pooled",
-                "over the samples of all clients together", "percent", HIGHER, 2),
-        Measure("accuracy", "accuracy", "accuracy, mean over clients",
-                "mean over clients, each with its own model", "percent", HIGHER, 2),
-        Measure("accuracy_worst_decile", "worst tenth", "accuracy, worst tenth of clients",
-                "mean accuracy of the worst-off tenth of clients", "percent", HIGHER, 1, "worst tenth"),
-        Measure("exact_match", "exact match", "inputs with every answer right, mean over clients",
-                "share of inputs whose labels, or steps, are all right", "percent", HIGHER, 1),
-        Measure("rmse_pooled", "pooled RMSE", "RMSE, all samples pooled",
-                "over the samples of all clients together", digits=4),
-        Measure("rmse", "RMSE", "RMSE, mean over clients",
-                "root mean squared error, mean over clients, each with its own model", digits=4),
-        Measure("nll", "NLL", "negative log likelihood", "negative log-likelihood; lower is better"),
-        Measure("ece", "ECE", "calibration error (ECE)",
-                "calibration error: the mean gap between confidence and accuracy; 0 is best"),
-        Measure("brier", "Brier", "Brier score", "squared error of the probabilities; lower is better"),
-        Measure("auroc", "AUROC", "AUROC, mean over clients",
-                "how well samples of a class are ranked above others; 0.5 is chance", target=HIGHER),
-        Measure("auroc_pooled", "pooled AUROC", "AUROC, all samples pooled",
-                "over the samples of all clients together; 0.5 is chance", target=HIGHER),
-        Measure("average_precision", "AP", "average precision, mean over clients",
-                "area under the curve of precision and recall", target=HIGHER),
-        Measure("balanced_accuracy", "balanced accuracy", "balanced accuracy, mean over clients",
-                "mean of the classes' recalls, whatever their sizes", "percent", HIGHER, 1),
-        Measure("f1", "F1", "F1, mean over clients", "harmonic mean of precision and recall", target=HIGHER),
-        Measure("recall", "recall", "recall of the positive class, mean over clients",
-                "share of the positive samples that are found", "percent", HIGHER, 1),
-        Measure("precision", "precision", "precision of the positive class, mean over clients",
-                "share of the samples predicted positive that are", "percent", HIGHER, 1),
-        Measure("sensitivity", "sensitivity", "sensitivity at the chosen specificity, mean over clients",
-                "share of the positive samples found with as few false alarms as chosen", "percent", HIGHER, 1),
+        *_OF_MODELS,
         Measure("specificity", "specificity", "specificity at which sensitivity is scored",
                 "least share of the negative samples without a false alarm, at which sensitivity is scored",
                 "percent", None, 1),
-        Measure("classwise_ece", "class-wise ECE", "class-wise calibration error",
-                "calibration error of every class's probability, averaged over classes; 0 is best"),
-        Measure("mae", "MAE", "mean absolute error", "mean absolute error, mean over clients", digits=4),
-        Measure("pinball", "pinball", "pinball loss of the 90% interval",
-                "loss of the interval's ends: narrow intervals that cover are best", digits=4),
-        Measure("interval_width", "width", "width of 90% intervals",
-                "mean width of the 90% interval; narrow is good where the coverage is right", digits=4, target=None),
-        Measure("coverage_pooled", "coverage", "coverage of 90 % intervals, pooled",
-                "share of all targets inside the 90% interval; 90% is best", "percent", 0.9, 1),
-        Measure("coverage", "coverage", "coverage of 90 % intervals, mean over clients",
-                "share of targets inside the 90% interval, mean over clients; 90% is best", "percent", 0.9, 1),
         Measure("prior_accuracy", "prior alone", "accuracy of the prior alone",
                 "accuracy before any personal training", "percent", HIGHER),
         Measure("prior_rmse", "prior alone", "RMSE of the prior alone", "RMSE before any personal training"),
@@ -168,24 +186,32 @@ MEASURES = {
 # The measures of a comparison's table by task; the first one decides who is best.
 COMPARED = {
     "classification": ("accuracy", "accuracy_worst_decile", "nll", "ece", "brier"),
-    "regression": ("rmse", "nll", "coverage"),
+    "regression": ("rmse", "nll", "coverage", "mae", "pinball", "interval_width"),
     "multilabel": ("accuracy", "exact_match", "nll", "ece", "brier"),
     "sequence": ("accuracy", "exact_match", "nll", "ece", "brier"),
 }
-DECISIONS = ("auroc", "f1", "recall", "sensitivity")  # further columns of a comparison where there are two classes
-# The measures that `tune` may decide by: all that a summary has and that say which of two models is better.
-_OF_ANSWERS = ("nll", "ece", "classwise_ece", "brier", "auroc", "auroc_pooled", "average_precision",
-               "balanced_accuracy", "f1", "recall", "precision", "sensitivity", "accuracy_pooled",
-               "accuracy_worst_decile")  # fmt: skip
-TUNED = {
-    "classification": ("accuracy", *_OF_ANSWERS),
-    "regression": ("rmse", "nll", "mae", "pinball", "coverage", "rmse_pooled", "coverage_pooled"),
-    "multilabel": ("accuracy", "exact_match", *_OF_ANSWERS),
-    "sequence": ("accuracy", "exact_match", *_OF_ANSWERS),
-}
+WORST_TENTH = "accuracy_worst_decile"
 TWO_CLASSES = ("recall", "precision", "sensitivity")  # measures of the positive class, which more classes do not have
+DECISIONS = ("auroc", "average_precision", "balanced_accuracy", "f1", *TWO_CLASSES)  # of ranks and decisions
+# The columns of a comparison's table of ranks and decisions.
+DECIDED = (*(key for name in DECISIONS for key in (f"{name}_pooled", name)), "classwise_ece")
 # The pooled measure that stands for a mean over clients where many clients have too few rows to be judged alone.
-POOLED = {"accuracy": "accuracy_pooled", "rmse": "rmse_pooled", "coverage": "coverage_pooled"}
+POOLED = {key: f"{key}_pooled" for key in ("accuracy", "rmse", "coverage", "mae", "pinball", "interval_width")}
+
+
+def _tuned(*keys: str) -> tuple[str, ...]:
+    """Return the keys with those of the pooled measures after them."""
+    return keys + tuple(key for name in keys if (key := f"{name}_pooled") in MEASURES)
+
+
+# The measures that `tune` may decide by: all that a summary has and that say which of two models is better.
+_OF_ANSWERS = ("nll", "ece", "classwise_ece", "brier", WORST_TENTH, *DECISIONS)
+TUNED = {
+    "classification": _tuned("accuracy", *_OF_ANSWERS),
+    "regression": _tuned("rmse", "nll", "mae", "pinball", "coverage"),
+    "multilabel": _tuned("accuracy", "exact_match", *_OF_ANSWERS),
+    "sequence": _tuned("accuracy", "exact_match", *_OF_ANSWERS),
+}
 
 
 def main_measure(task: str) -> str:
@@ -199,7 +225,7 @@ def tuning_measures(task: str, classes: int) -> tuple[str, ...]:
     With more than two classes there is no positive class. A task with several labels has one in every label.
     """
     several = task in ("classification", "sequence") and classes > 2
-    return tuple(key for key in TUNED[task] if not (several and key in TWO_CLASSES))
+    return tuple(key for key in TUNED[task] if not (several and client_measure(key) in TWO_CLASSES))
 
 
 def client_measure(key: str) -> str:
@@ -209,10 +235,25 @@ def client_measure(key: str) -> str:
 
 def at_specificity(measure: Measure, specificity: float | None) -> Measure:
     """Return the measure in words that name the level of specificity, if it is sensitivity; others as they are."""
-    if measure.key != "sensitivity" or specificity is None:
+    if client_measure(measure.key) != "sensitivity" or specificity is None:
         return measure
-    name = f"sensitivity at a specificity of {100 * specificity:g}% or more, mean over clients"
+    name = measure.name.replace("the chosen specificity", f"a specificity of {100 * specificity:g}% or more")
     alarms = f"{100 * (1 - specificity):.6g}%"
     return replace(
-        measure, name=name, meaning=f"share of the positive samples found with at most {alarms} false alarms"
+        measure,
+        name=name,
+        meaning=measure.meaning.replace("as few false alarms as chosen", f"at most {alarms} false alarms"),
     )
+
+
+def key_of_large(key: str, summary: Mapping[str, Any]) -> str:
+    """Return the key of a measure in a summary without the clients of few rows, where it leaves any out."""
+    return f"{key}_large" if f"{key}_large" in summary else key
+
+
+def of_large(key: str, summary: Mapping[str, Any]) -> str:
+    """Say which clients count in a measure of a summary: empty where all do, else such as "of 10 rows or more"."""
+    if f"{key}_large" not in summary:
+        return ""
+    of_class = key != WORST_TENTH and "clients_few_of_class" in summary
+    return f"of {FEW_OF_CLASS}+ rows per class" if of_class else f"of {FEW_ROWS} rows or more"

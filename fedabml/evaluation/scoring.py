@@ -30,13 +30,14 @@ from ..engine.workers import chunks, fit_in_memory, map_in_threads
 from ..errors import InputError, TrainingError
 from ..gaussian import Distribution
 from . import decisions, structured
-from .client_scores import SCORES
+from .client_scores import SCORES, regression_rows
+from .measures import DECISIONS, WORST_TENTH
 from .predictions import Prediction, Regression, with_label_level
 from .structured import MultiPrediction
 
 SCORED_CLIENTS = 10_000  # clients that are scored while a run trains, by default
 FEW, ROWS = 64, 4096  # samples in a batch of the server's own model: at least, and where memory allows
-ENDS = ("_low", "_high")  # columns that hold the ends of a client's interval, which have no mean
+ENDS = ("_low", "_high", "]")  # columns of the ends of a client's interval, and of one class, which have no mean
 Predictions = Prediction | Regression | MultiPrediction
 Stage = tuple[list[list[Any]], list[list[int]]]  # after some epochs: the predictions and diverged clients of every run
 
@@ -64,6 +65,12 @@ def prediction(cohort: Cohort, draws: Tensor) -> Predictions:
 def _kind(cohort: Cohort) -> Any:
     """Return the class of the cohort's predictions, whose static methods join batches and read tables."""
     return {"classification": Prediction, "regression": Regression}.get(cohort.fed.task, MultiPrediction)
+
+
+def class_names(fed: Federation) -> tuple[str, ...]:
+    """Return the names of the classes that the data have, else their numbers; empty for a regression."""
+    recipe = fed.recipe or fed.images
+    return tuple(recipe.class_names) if recipe and recipe.class_names else tuple(map(str, range(fed.classes)))
 
 
 def check_rows(fed: Federation, split: str) -> Rows:
@@ -214,25 +221,27 @@ def _score_run(
         return _diverged(cohort, client[~personal.finite], "predictions")
     y, score = fed.y[rows.index], SCORES[_kind(cohort)]
     values, pooled, details = score(personal, y, owner, len(scored))
-    small = rows.counts < FEW_ROWS
     summary: dict[str, Any] = {name: float(v.mean()) for name, v in values.items()}
     if not entry.brief and _kind(cohort) is Regression:
-        values |= decisions.base_regression(y, owner, fed.y[fed.train.index], fed.train.owner, scored)
+        base, base_pooled = decisions.base_regression(y, owner, fed.y[fed.train.index], fed.train.owner, scored)
+        errors = regression_rows(personal, y)
+        wrong_by, inside = (errors["mae"], errors["squared"]), errors["coverage"]
+        values |= base | decisions.regression_intervals(*wrong_by, inside, owner, len(scored))
+        pooled |= base_pooled
     elif not entry.brief:
         several, specificity = _kind(cohort) is MultiPrediction, cohort.setting.specificity
         decided, decided_pooled, decided_details = (
             structured.decide(personal, y, owner, fed, scored, specificity)
             if several
-            else decisions.report(personal.probs, y, owner, fed.label_counts()[scored], specificity)
+            else decisions.report(personal.probs, y, owner, fed.label_counts()[scored], specificity, class_names(fed))
         )
         if "sensitivity_pooled" in decided_pooled:
             decided_pooled["specificity"] = specificity
         values, pooled, details = values | decided, pooled | decided_pooled, details | decided_details
     summary |= {k: _mean(v) for k, v in values.items() if k not in summary and not k.endswith(ENDS)} | pooled
-    summary |= {"clients_scored": len(scored), "clients_small": int(small.sum())}
-    if small.any() and "accuracy" in values:
-        large = values["accuracy"][~small]
-        summary["accuracy_worst_decile_large"] = worst_decile(large) if len(large) else None
+    summary |= {"clients_scored": len(scored)} | _without_small(
+        values, rows, y if fed.task == "classification" else None
+    )
     measures = [name for name in ("accuracy", "nll", "ece", "brier", "rmse") if name in summary]
     summary |= {f"prior_{name}": None for name in measures}
     prior = cohort.algorithm.prior(entry.shared) if with_prior else None
@@ -244,6 +253,31 @@ def _score_run(
     for name, column in columns.items():
         column[scored] = values[name]
     return Evaluation(summary, columns, details)
+
+
+def _without_small(values: dict[str, np.ndarray], rows: Rows, y: np.ndarray | None) -> dict[str, Any]:
+    """Return how many clients have few rows, and the measures `*_large` of the others, where a client is left out.
+
+    `values` are measures by client. The worst tenth leaves out clients with fewer than `FEW_ROWS` rows. So do the means
+    of ranks and decisions; of two classes, with labels `y` [n], they leave out clients with few rows of either class.
+    """
+    small = few = rows.counts < FEW_ROWS
+    found: dict[str, Any] = {"clients_small": int(small.sum())}
+    if y is not None and "recall" in values:
+        positive = np.bincount(rows.owner, y == 1, len(rows))
+        few = np.minimum(positive, rows.counts - positive) < decisions.FEW_OF_CLASS
+        found["clients_few_of_class"] = int(few.sum())
+    for prefix in ("", "base_"):
+        accuracy = values.get(f"{prefix}accuracy")
+        if accuracy is not None:
+            if prefix:
+                found[f"{prefix}{WORST_TENTH}"] = worst_decile(accuracy)
+            if small.any():
+                found[f"{prefix}{WORST_TENTH}_large"] = worst_decile(accuracy[~small]) if not small.all() else None
+        if few.any():
+            means = {key: _mean(values[key][~few]) for name in DECISIONS if (key := f"{prefix}{name}") in values}
+            found |= {f"{key}_large": value for key, value in means.items()}
+    return found
 
 
 def _gather(

@@ -109,7 +109,8 @@ def decide(
     if fed.task == "sequence":
         flat, labels, owners = p.flat(y, owner)
         counts = _counts(fed.y[index], trainer, fed.clients, fed.classes)[clients]
-        return decisions.report(flat.probs, labels, owners, counts, specificity)
+        names = [str(number) for number in range(fed.classes)]
+        return decisions.report(flat.probs, labels, owners, counts, specificity, names)
     reports = []
     for j in range(y.shape[1]):
         answered = y[:, j] >= 0

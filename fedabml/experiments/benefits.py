@@ -9,21 +9,53 @@ Without any effect, about one client in forty is found harmed by chance.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
+from ..evaluation.measures import Measure
 from ..report.page import Cell
 from ..runs.config import Table
 from .statistics import SEEDS_TO_TEST, interval
 
-if TYPE_CHECKING:
-    from .ranking import Comparison
-
 SHOWN = 100  # clients of a table on a page; the file has all
 HARMED, GAINS, OPEN = "harmed", "gains", "not significant"
+
+
+class Labelled(Protocol):
+    """A row of a comparison, as these tables need it."""
+
+    @property
+    def label(self) -> str: ...
+
+
+class Comparison(Protocol):
+    """A comparison as these tables read it: `ranking.Comparison`, which has the share of harmed clients from here."""
+
+    @property
+    def rows(self) -> Sequence[Labelled]: ...
+
+    @property
+    def seeds(self) -> Sequence[int]: ...
+
+    @property
+    def same_clients(self) -> bool: ...
+
+    @property
+    def local(self) -> str | None: ...
+
+    @property
+    def columns(self) -> Sequence[Measure]: ...
+
+    @property
+    def client_names(self) -> Mapping[int, Sequence[str]]: ...
+
+    @property
+    def counts(self) -> Mapping[int, np.ndarray]: ...
+
+    def values(self, label: str, seed: int, measure: str) -> np.ndarray | None: ...
 
 
 @dataclass(frozen=True)

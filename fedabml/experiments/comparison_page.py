@@ -14,7 +14,7 @@ from ..report.read import Client, Run
 from ..report.run_page import render as render_runs
 from ..runs.config import Table
 from .benefits import benefit_cells, benefit_notes
-from .comparison_tables import Rows, cells, explained, harm_cells, titled
+from .comparison_tables import Rows, cells, decision_cells, decision_notes, explained, harm_cells, titled
 from .ranking import Comparison, Row
 
 
@@ -64,6 +64,9 @@ def _summary(comparison: Comparison, scored: list[Row]) -> list[Section]:
         return page.Table(head, [page.Row(row, run=runs.get(row[0].text)) for row in rows])
 
     sections = [Section(tables=[table(*cells(comparison, lead=True))], notes=explained(comparison, lead=True))]
+    head, rows = decision_cells(comparison)
+    if rows:
+        sections.append(Section("Ranks and decisions", tables=[table(head, rows)], notes=decision_notes(comparison)))
     if len(comparison.seeds) > 1:
         sections.append(Section("How sure the means are", figures=[_intervals(comparison, scored)]))
     head, rows = harm_cells(comparison)

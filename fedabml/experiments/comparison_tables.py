@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +15,11 @@ from ..files.paths import write
 from ..files.sealed import write_json
 from ..files.sheets import csv_records, markdown_table
 from ..report.page import Cell
+from ..report.score_tables import BASE_NOTE
 from ..runs.config import Table
 from ..version import __version__
 from .benefits import benefit_cells, benefit_notes, benefit_records, harmed_share
-from .ranking import LEVEL, WORST, Comparison, Loss, Row
+from .ranking import BASE, LEVEL, WORST, Comparison, Loss, Row
 from .statistics import SEEDS_TO_TEST
 
 NONE = "–"
@@ -29,6 +30,11 @@ Rows = list[list[Cell]]
 def grid(comparison: Comparison, brief: bool = False, lead: bool = False) -> tuple[list[str], list[list[str]]]:
     """Return the head and the rows of the table as text; see `cells`."""
     return _text(*cells(comparison, brief, lead))
+
+
+def decision_grid(comparison: Comparison, brief: bool = False) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the rows of the table of ranks and decisions as text; see `decision_cells`."""
+    return _text(*decision_cells(comparison, brief))
 
 
 def harm_grid(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
@@ -50,7 +56,47 @@ def cells(comparison: Comparison, brief: bool = False, lead: bool = False) -> tu
     head = ["algorithm", *(measure.heading for measure in comparison.columns), "traffic", "seconds"]
     if lead:
         head.insert(2, "behind")
-    return head + ["harmed"] * bool(comparison.local), [_row(comparison, row, brief, lead) for row in comparison.rows]
+    head += ["harmed"] * bool(comparison.local)
+    rows = [_row(comparison, row, brief, lead) for row in comparison.rows]
+    if base := _base(comparison, comparison.columns):
+        base[2:2] = [Cell(NONE)] * lead
+        rows.append([*base, *[Cell(NONE)] * (len(head) - len(base))])
+    return head, rows
+
+
+def decision_cells(comparison: Comparison, brief: bool = False) -> tuple[list[str], Rows]:
+    """Return the head and the cells of the table of ranks and decisions; it has no rows where there are none.
+
+    `brief` leaves out the intervals.
+    """
+    columns = comparison.decisions
+    if not columns:
+        return [], []
+    head, rows = ["algorithm", *(measure.heading for measure in columns)], []
+    for row in comparison.rows:
+        scores = {column: row.scores.get(column.key, (None, None)) for column in columns}
+        cells = [Cell(_mean(column, m, None if brief else half), m) for column, (m, half) in scores.items()]
+        rows.append([Cell(row.label), *cells])
+    base = _base(comparison, columns)
+    return head, [*rows, *([base] if base else [])]
+
+
+def _base(comparison: Comparison, columns: Sequence[Measure]) -> list[Cell]:
+    """Return the base rate's row; empty where results do not have it."""
+    values = [comparison.base.get(column.key) for column in columns]
+    cells = [Cell(_mean(column, value, None), value) for column, value in zip(columns, values, strict=True)]
+    return [Cell(BASE), *cells] if any(value is not None for value in values) else []
+
+
+def decision_notes(comparison: Comparison) -> list[str]:
+    """Explain the table of ranks and decisions: who counts, and which specificity sensitivity is at."""
+    lines = ["Pooled: the samples of all clients together. The others are means over clients."]
+    if words := next(iter(comparison.large_only.values()), ""):
+        lines.append(f"These means are over clients {words}, because chance decides the measures of the others.")
+    if any(column.key == "sensitivity" for column in comparison.decisions):
+        level = comparison.rows[0].config.specificity or SPECIFICITY
+        lines.append(f"Sensitivity is at a specificity of {100 * level:g}% or more.")
+    return lines if comparison.decisions else []
 
 
 def _row(comparison: Comparison, row: Row, brief: bool, lead: bool) -> list[Cell]:
@@ -69,7 +115,6 @@ def _row(comparison: Comparison, row: Row, brief: bool, lead: bool) -> list[Cell
     cells.append(Cell(NONE if row.traffic is None else size(row.traffic), row.traffic))
     cells.append(Cell(NONE if row.seconds is None else f"{row.seconds:.1f}", row.seconds))
     harmed = harmed_share(comparison, row.label)
-    harmed = row.harm.share if harmed is None and row.harm else harmed
     return cells + [Cell(NONE if harmed is None else f"{harmed:.0%}", harmed)] * bool(comparison.local)
 
 
@@ -139,9 +184,8 @@ def explained(comparison: Comparison, lead: bool = False) -> list[str]:
             f"{FEW_ROWS} {data} rows, so chance decides their own measures. Pooled: every row counts alike{rest}. "
             "Order and marks go by the mean over clients."
         )
-    if any(column.key == "sensitivity" for column in comparison.columns):
-        level = comparison.rows[0].config.specificity or SPECIFICITY
-        lines.append(f"Sensitivity is at a specificity of {100 * level:g}% or more.")
+    if comparison.base:
+        lines.append(BASE_NOTE)
     if rivals := sum(row.lead is not None for row in comparison.rows):
         lines.append(_test(comparison, rivals))
         if lead:
@@ -156,7 +200,8 @@ def explained(comparison: Comparison, lead: bool = False) -> list[str]:
         )
     else:
         lines.append(
-            "Harmed: clients that Local only serves better, be it by one sample and by chance; below is by how much."
+            "Harmed: not known (–), because no client has an interval: that takes the same clients with at least "
+            f"{SEEDS_TO_TEST} seeds. Worse, below: by however little, each seed counted."
         )
     for row in comparison.rows:
         if row.diverged:
@@ -213,7 +258,7 @@ def markdown(comparison: Comparison, command: str) -> str:
     further = {name: comparison.distinct(name) for name in ("code", "hardware")}
     more = "".join(f"; {name} {', '.join(values)}" for name, values in further.items() if values)
     head, rows = grid(comparison, lead=True)
-    for row, cells in zip(comparison.rows, rows, strict=True):
+    for row, cells in zip(comparison.rows, rows, strict=False):  # the base rate is the last row of cells
         if row.best:  # Markdown would read a star as its own
             cells[1] = f"**{cells[1].removeprefix('* ')}**"
     parts = [
@@ -223,6 +268,10 @@ def markdown(comparison: Comparison, command: str) -> str:
         markdown_table(head, rows),
         "\n\n".join(line.replace("* best", "Bold: best") for line in explained(comparison, lead=True)),
     ]
+    decided_head, decided_rows = decision_grid(comparison)
+    if decided_rows:
+        parts += ["## Ranks and decisions", markdown_table(decided_head, decided_rows)]
+        parts.append("\n\n".join(decision_notes(comparison)))
     harm_head, harm_rows = harm_grid(comparison)
     if harm_rows:
         parts += ["## Against Local only", markdown_table(harm_head, harm_rows)]
@@ -253,6 +302,7 @@ def to_json(comparison: Comparison, command: str) -> Table:
         "command": command, "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **provenance, "setting": setting,
         "seeds": list(comparison.seeds), "split": comparison.split, "partition_hashes": hashes,
         "rows": [_object(comparison, row) for row in comparison.rows], "notes": explained(comparison, lead=True),
+        "base_rate": comparison.base,
     }  # fmt: skip
 
 

@@ -17,9 +17,10 @@ import numpy as np
 from ..data.rows import FEW_ROWS
 from ..data.statistics import worst_decile
 from ..errors import InputError, shortened
-from ..evaluation.measures import COMPARED, DECISIONS, MEASURES, POOLED, Measure
+from ..evaluation.measures import COMPARED, DECIDED, MEASURES, POOLED, WORST_TENTH, Measure, key_of_large, of_large
 from ..files.sheets import frame, html_card
 from ..runs.config import RunConfig, Table
+from .benefits import harmed_share
 from .cell import Result
 from .statistics import Paired, holm, interval, mean, paired
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 LEVEL = 0.05  # of the tests
 LOCAL = "local"  # the algorithm that harm is measured against
 WORST = 10  # the number of clients with the largest losses that are listed
-WORST_TENTH = "accuracy_worst_decile"
+BASE = "base rate"  # the label of the row that no algorithm has
 
 
 class Loss(NamedTuple):
@@ -109,7 +110,11 @@ class Comparison:
         return next((row for row in self.rows if row.scores and not row.diverged), None)
 
     def records(self, by: str = "client") -> list[Table]:
-        """Return records by "client" (one for each algorithm, seed and client) or by "algorithm" (a row each)."""
+        """Return records by "client" (one for each algorithm, seed and client) or by "algorithm" (a row each).
+
+        Of an algorithm, `worse` is the number of clients that Local only serves better, by however little and each seed
+        counted, and `harmed` the share of clients that it serves better beyond their own interval.
+        """
         if by == "client":
             return list(self._client_records())
         if by != "algorithm":
@@ -117,7 +122,8 @@ class Comparison:
         return [
             {"algorithm": row.label, "best": row.best, **{key: mean for key, (mean, _) in row.scores.items()}}
             | {f"{key}_half": half for key, (_, half) in row.scores.items() if half is not None}
-            | {"p": row.p, "harmed": row.harm and row.harm.worse, "refused": row.refused}
+            | {"p": row.p, "worse": row.harm and row.harm.worse, "harmed": harmed_share(self, row.label)}
+            | {"refused": row.refused}
             for row in self.rows
         ]
 
@@ -157,15 +163,57 @@ class Comparison:
 
     @property
     def measures(self) -> list[str]:
-        """The keys of all measures that the files have: those of this table, and those of the usual one."""
-        return list(dict.fromkeys([*(column.key for column in self.columns), *self._compared]))
+        """The keys of all measures that the files have: those of both tables, and those of the usual one."""
+        shown = [column.key for column in (*self.columns, *self.decisions)]
+        return list(dict.fromkeys([*shown, *self._compared]))
+
+    @property
+    def _compared(self) -> tuple[str, ...]:
+        """The keys of the usual table's measures."""
+        return COMPARED[self.task]
 
     @cached_property
-    def _compared(self) -> tuple[str, ...]:
-        """The keys of the usual table's measures; results of before lack those of decisions."""
-        summaries = [result.scores[0].summary for result in self.results.values() if result.scores]
-        decided = bool(summaries) and all(s.get(key) is not None for s in summaries for key in DECISIONS)
-        return COMPARED[self.task] + DECISIONS * decided
+    def _summaries(self) -> list[Table]:
+        return [result.scores[0].summary for result in self.results.values() if result.scores]
+
+    @cached_property
+    def decisions(self) -> tuple[Measure, ...]:
+        """The measures of the table of ranks and decisions, those that every result has: earlier ones lack some."""
+        known = (key for key in DECIDED if all(key in summary for summary in self._summaries))
+        return tuple(MEASURES[key] for key in known if any(s[key] is not None for s in self._summaries))
+
+    @cached_property
+    def _without_small(self) -> bool:
+        """Whether means of ranks and decisions leave clients of few rows out: earlier results have no such means."""
+        return all("base_ece" in summary for summary in self._summaries)
+
+    @property
+    def large_only(self) -> dict[str, str]:
+        """By key, the measures that leave clients of few rows out, and which clients count instead."""
+        found = {m.key: {of_large(m.key, s) for s in self._summaries} - {""} for m in self.decisions}
+        return {key: words.pop() for key, words in found.items() if words and self._without_small}
+
+    @cached_property
+    def base(self) -> dict[str, float]:
+        """The scores of a model that knows only the clients' training labels, by measure, mean over seeds."""
+        by_seed = [next(iter(self._finished_with(seed)), None) for seed in self.seeds]
+        found: dict[str, float] = {}
+        for key in self.measures:
+            values = [self._base(result, key) for result in by_seed if result]
+            numbers = [value for value in values if value is not None]
+            if numbers and len(numbers) == len(values):
+                found[key] = float(np.mean(numbers))
+        return found
+
+    def _finished_with(self, seed: int) -> list[Result]:
+        return [result for (_, s), result in self.results.items() if s == seed and result.scores]
+
+    def _base(self, result: Result, key: str) -> float | None:
+        """Return the base rate's measure of the clients of one seed."""
+        summary = result.scores[0].summary
+        name = key_of_large(f"base_{key}", summary) if self._without_small else f"base_{key}"
+        value: float | None = summary.get(name)
+        return value
 
     @cached_property
     def counts(self) -> dict[int, np.ndarray]:
@@ -194,7 +242,9 @@ class Comparison:
             values, large = self.values(label, seed, "accuracy"), self.counts[seed] >= FEW_ROWS
             accuracies = values[large & ~np.isnan(values)] if values is not None else np.zeros(0)
             return worst_decile(accuracies) if len(accuracies) else None
-        value: float | None = self.results[label, seed].scores[0].summary.get(measure)
+        summary = self.results[label, seed].scores[0].summary
+        decided = self._without_small and measure in DECIDED
+        value: float | None = summary.get(key_of_large(measure, summary) if decided else measure)
         return value
 
     def values(self, label: str, seed: int, measure: str) -> np.ndarray | None:

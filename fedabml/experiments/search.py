@@ -27,7 +27,7 @@ from torch import nn
 from ..algorithms.hyper import Range
 from ..data import Federation
 from ..errors import InputError
-from ..evaluation.measures import MEASURES, client_measure
+from ..evaluation.measures import MEASURES, client_measure, key_of_large, of_large
 from ..runs.config import RunConfig, Table
 from .cell import Cell, Result
 from .ledger import Ledger
@@ -66,6 +66,8 @@ class Trial:
     error: str | None = None
     second: float | None = None  # of the measure on validation data of the second seed, once it is confirmed there
     refused: str | None = None  # why it was not confirmed
+    who: str = ""  # which clients the measure is of, such as "of 10 rows or more"; empty: all
+    base: tuple[float | None, float | None] = (None, None)  # the base rate's measure and NLL, mean over seeds
 
     @property
     def hyper(self) -> Table:
@@ -179,12 +181,16 @@ class Search:
         scored = []
         for scores in zip(*(result.scores for result in results if not error), strict=True):
             if not any(score.error for score in scores):
-                value, nll = (_mean([score.summary.get(key) for score in scores]) for key in (measure, "nll"))
+                summaries = [score.summary for score in scores]
+                value, nll = (_mean([measured(summary, key) for summary in summaries]) for key in (measure, "nll"))
                 if math.isfinite(value) and math.isfinite(nll):
                     # Beyond six digits a difference is rounding, and the NLL decides.
                     rank = (round(-MEASURES[measure].distance(value), 6), -nll)
                     personal = scores[0].personal
-                    scored.append(replace(failed, personal=personal, value=value, nll=nll, rank=rank, error=None))
+                    numbers = {"value": value, "nll": nll, "rank": rank, "error": None}
+                    some_left = summaries[0].get(key_of_large(measure, summaries[0])) is not None
+                    numbers |= {"who": of_large(measure, summaries[0]) * some_left, "base": _base(summaries, measure)}
+                    scored.append(replace(failed, personal=personal, **numbers))
         return max(scored, key=lambda trial: trial.rank, default=failed)
 
     # -- confirmation ---------------------------------------------------------------------------------------------
@@ -207,7 +213,7 @@ class Search:
             of_trial, of_first, second = results[:2], results[2:], None
             reason = self._refusal(trial.measure, *of_trial)
             if not reason:
-                second = of_trial[0].scores[0].summary[trial.measure]
+                second = measured(of_trial[0].scores[0].summary, trial.measure)
                 if of_first and not self._refusal(trial.measure, *of_first):
                     loss = _clear_loss(trial.measure, of_trial[0], of_first[0])
                     reason = loss and f"on {HELD_OUT} of seed {self.second_seed}: {loss} of trial 0"
@@ -227,7 +233,7 @@ class Search:
         seed = f"of seed {self.second_seed}"
         for result, rows in ((held_out, "training rows without validation rows"), (all_rows, ALL_ROWS)):
             summary = result.scores[0].summary if result.scores else {}
-            if result.error or not math.isfinite(_mean([summary.get(key) for key in (measure, "nll")])):
+            if result.error or not math.isfinite(_mean([measured(summary, key) for key in (measure, "nll")])):
                 reason = " ".join((result.error or f"{measure} or nll is not finite").split())
                 return f"on {rows} {seed}: {reason}"
         loss = _clear_loss(measure, all_rows, held_out)
@@ -248,6 +254,19 @@ class Search:
             fewest = chosen["personal_epochs"] == min(e for e in epochs if e)
             warnings.append(warn("personal_lr", rates, rate, lower=fewest))
         return [text for text in warnings if text]
+
+
+def measured(summary: Table, measure: str) -> float | None:
+    """Return a measure without the clients of few rows, as pages show it; of all clients where every one has few."""
+    value: float | None = summary.get(key_of_large(measure, summary))
+    return summary.get(measure) if value is None else value
+
+
+def _base(summaries: Sequence[Table], measure: str) -> tuple[float | None, float | None]:
+    """Return the base rate's measure and NLL, mean over seeds; None where cells of before lack them."""
+    means = [_mean([measured(summary, f"base_{key}") for summary in summaries]) for key in (measure, "nll")]
+    value, nll = (None if math.isnan(mean) else mean for mean in means)
+    return value, nll
 
 
 def _mean(values: Sequence[float | None]) -> float:

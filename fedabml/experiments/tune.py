@@ -75,7 +75,7 @@ class Tuned:
 
     def _repr_html_(self) -> str:
         """Show a notebook the best settings, the warnings and the trials."""
-        facts: Table = {"measure": self.measure, "file": self.file}
+        facts: Table = {"measure": self.decided_by, "base rate": self.base[0], "file": self.file}
         for name in self.trials:
             facts[name] = str(self.settings(name)) if self.best(name) else nothing_left(self.trials[name])
         warned = [text for texts in self.warnings.values() for text in texts]
@@ -92,6 +92,18 @@ class Tuned:
     def algorithm(self, algorithm: str) -> Algorithm:
         """Return an algorithm with its best hyperparameters, for `fedabml.train`."""
         return RunConfig(algorithm=algorithm, hyper=self.settings(algorithm)).algorithm_object()
+
+    @property
+    def decided_by(self) -> str:
+        """The measure, with the clients that it is of, where clients of few rows do not count."""
+        who = next((trial.who for trials in self.trials.values() for trial in trials if trial.who), "")
+        return f"{self.measure} of clients {who}" if who else self.measure
+
+    @property
+    def base(self) -> tuple[float | None, float | None]:
+        """The measure and the NLL of a model that knows only the clients' training labels; None where not known."""
+        scored = (trial for trials in self.trials.values() for trial in trials if trial.error is None)
+        return next((trial.base for trial in scored), (None, None))
 
     def records(self) -> list[Table]:
         """Return a record per trial: algorithm, number, hyperparameters, the measure, and why it was refused."""
@@ -305,9 +317,11 @@ def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, Search],
     seeds = ", ".join(map(str, first.seeds))
     lines = [
         f"# Made by: {made_by}",
-        f"# Chosen by {tuned.measure} on validation data (share {share:g}), seeds {seeds}; each was then",
+        f"# Chosen by {tuned.decided_by} on validation data (share {share:g}), seeds {seeds}; each was then",
         f"# trained on seed {first.second_seed}, with validation data held out and with all training data:",
     ]
+    if tuned.base[0] is not None:
+        lines.append(f"#   {'base rate':12} the training labels alone: {tuned.measure} {tuned.base[0]:.4f}")
     best = {name: trials[0] for name in searches if (trials := tuned.best(name))}
     for name, trials in tuned.trials.items():
         lines.append(f"#   {name:12} {_chosen(best[name], len(trials)) if name in best else nothing_left(trials)}")

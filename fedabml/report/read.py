@@ -18,6 +18,8 @@ from safetensors import SafetensorError, safe_open
 from ..data.rows import FEW_ROWS
 from ..data.statistics import worst_decile
 from ..errors import InputError
+from ..evaluation.decisions import FEW_OF_CLASS
+from ..evaluation.measures import key_of_large
 from ..files.paths import read_bytes
 from ..files.sealed import check_digest, check_tensors, parse_sealed
 from ..files.sheets import csv_value
@@ -101,6 +103,17 @@ class Run:
         rows = self.rows(client)
         return rows is not None and 0 < rows < FEW_ROWS
 
+    def few_of_class(self, client: Client) -> bool:
+        """Return whether the client is scored on so few rows of one of two classes that chance decides its ranks."""
+        counts = [client.values.get(f"rows[{name}]") for name in self.classes]
+        return len(counts) == 2 and any(count is not None and count < FEW_OF_CLASS for count in counts)
+
+    @cached_property
+    def classes(self) -> list[str]:
+        """The names of the classes, as columns of clients.csv have them; empty where it has no such columns."""
+        names = self.summary.get("class_names")
+        return [str(name) for name in names] if isinstance(names, list) else []
+
     @cached_property
     def small_clients(self) -> int:
         """The number of scored clients that are small."""
@@ -120,10 +133,11 @@ class Run:
     def number(self, key: str) -> float | None:
         """Return a finite number by its key. `traffic` is bytes up and down together, per client and round.
 
-        If a run has small clients, its worst decile is that of the other clients.
+        Where a run's summary has a measure without the clients of few rows, it is that of the other clients.
         """
         if key == "accuracy_worst_decile" and self.small_clients:
             return self._worst_decile
+        key = key_of_large(key, self.summary)
         if key != "traffic":
             return finite(self.fact(key))
         ways = [v for way in ("bytes_up", "bytes_down") if (v := finite(self.summary.get(way))) is not None]

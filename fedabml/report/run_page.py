@@ -4,28 +4,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..data.rows import FEW_ROWS
-from ..evaluation.measures import MEASURES, Measure, at_specificity
+from ..evaluation.decisions import FEW_OF_CLASS
+from ..evaluation.measures import DECISIONS, MEASURES, WORST_TENTH, Measure, at_specificity, of_large
 from . import figures, thin, unseen
 from .canvas import PAGE
 from .page import Cell, Figure, PageData, Row, Section, Table, Tile, document
 from .read import Client, Run
+from .score_tables import BASE_NOTE, class_cells, score_cells
 
 MISSING, TOO_FEW = "–", "too few test rows"
 _TILES = (
-    *("accuracy", "exact_match", "rmse", "nll", "ece", "recall", "sensitivity", "coverage_pooled"),
+    *("accuracy", "exact_match", "rmse", "nll", "ece", "auroc_pooled", "recall_pooled", "sensitivity_pooled"),
+    *("coverage_pooled", "mae_pooled", "interval_width_pooled"),
     *("accuracy_worst_decile", "prior_accuracy", "prior_rmse", "prior_level_accuracy", "traffic", "seconds"),
 )
 _SAMPLES = {"n_train": "Train", "n_val": "Validation", "n_test": "Test"}
 _CLIENT_MEASURES = (
     *("accuracy", "exact_match", "prior_accuracy", "prior_level_accuracy", "rmse", "prior_rmse"),
-    *("auroc", "average_precision", "balanced_accuracy", "f1", "recall", "sensitivity", "nll", "ece", "brier"),
-    *("mae", "coverage", "entropy", "mutual_information"),
+    *("base_accuracy", *DECISIONS, "nll", "ece", "classwise_ece", "brier", "mae", "pinball", "coverage"),
+    *("interval_width", "entropy", "mutual_information"),
 )
+_BASE = {
+    "base_accuracy": replace(
+        MEASURES["accuracy"], key="base_accuracy", label="base rate", name="accuracy of the base rate"
+    )
+}
 _LABEL_MEASURES = ("auroc", "average_precision", "f1", "recall", "precision", "classwise_ece")
 MOST_LABELS = 200  # rows of the table of labels
 
@@ -35,7 +44,7 @@ def render(runs: Sequence[Run], title: str | None = None, summary: Sequence[Sect
 
     `summary` replaces the table of several runs, for a caller that knows more about them.
     """
-    first = [_tiles(runs[0])] if len(runs) == 1 else summary or [_comparison(runs)]
+    first = [_tiles(runs[0]), *_scores(runs[0])] if len(runs) == 1 else summary or [_comparison(runs)]
     width, limit = figures.prior_width(runs), thin.room(len(runs)) // 2
     clients = [_client_table(run, len(runs) > 1, limit) for run in runs if run.clients]
     clients += [table for run in runs for table in _label_tables(run, len(runs) > 1)]
@@ -106,18 +115,45 @@ def _tiles(run: Run) -> Section:
     if run.small_clients:
         always |= {f"{run.metric}_pooled", f"{run.metric}_worst_decile"}
     for key, measure in MEASURES.items():
-        if key in always or (key in _TILES and run.number(key) is not None):
+        two_classes = key != "auroc_pooled" or run.number("recall_pooled") is not None
+        if key in always or (key in _TILES and two_classes and run.number(key) is not None):
             value = _formatted(run, measure)
             css_class = "lead" if key == run.metric else "words" if value == TOO_FEW else ""
             measure = at_specificity(measure, run.number("specificity"))
-            meaning = measure.meaning + f" with at least {FEW_ROWS} {run.split} rows" * _of_large(run, key)
+            meaning = f"{measure.meaning} {_of_large(run, key)}".rstrip()
             tiles.append(Tile(measure.title, value, meaning, css_class))
     return Section(tiles=tiles, notes=_small_note(run))
 
 
-def _of_large(run: Run, key: str) -> bool:
-    """Return whether the run's value is taken over clients with enough rows alone."""
-    return key == "accuracy_worst_decile" and bool(run.small_clients)
+def _scores(run: Run) -> list[Section]:
+    """List all measures of the run's models beside those of the prior and of the base rate; and its classes."""
+
+    def form(measure: Measure, value: float | None) -> str:
+        return MISSING if value is None else measure.format(value)
+
+    summary = dict(run.summary)
+    if run.small_clients and WORST_TENTH in summary:  # earlier versions wrote that of all clients alone
+        summary.setdefault(f"{WORST_TENTH}_large", run.number(WORST_TENTH))
+    head, rows = score_cells(summary, form)
+    rows = [row for row in rows if any(cell.value is not None for cell in row)]
+    sections = []
+    if rows:
+        table = Table(head, [Row(row) for row in rows], notes=[BASE_NOTE] * ("base rate" in head))
+        sections.append(Section("Scores", tables=[table]))
+    head, rows = class_cells(run.summary, form)
+    if rows:
+        note = f"All {run.split} samples of all clients together: a row per true class."
+        hints = [MEASURES[key].meaning for key in ("recall", "precision", "f1")]
+        hints = [*[""] * (len(head) - 3), "share of the class's samples that are found", *hints[1:]]
+        sections.append(Section("Classes", tables=[Table(head, [Row(row) for row in rows], hints, notes=[note])]))
+    return sections
+
+
+def _of_large(run: Run, key: str) -> str:
+    """Say which clients count in the run's value, where some of few rows do not; else nothing."""
+    if key == WORST_TENTH:
+        return f"with at least {FEW_ROWS} {run.split} rows" * bool(run.small_clients)
+    return of_large(key, run.summary)
 
 
 def _formatted(run: Run, measure: Measure) -> str:
@@ -151,12 +187,25 @@ def _comparison(runs: Sequence[Run]) -> Section:
             star = run.name in best[measure.key]
             cells.append(Cell(_formatted(run, measure) + " ★" * star, run.number(measure.key), star))
         rows.append(Row(cells, run=i))
-    head = ["Run", *(key.capitalize() for key in settings), *(measure.title for measure in measures)]
-    hints = [*[""] * (1 + len(settings)), *(measure.meaning for measure in measures)]
     notes = ["★ marks the best run of a column among runs on the same data. Press a heading to sort by it."]
+    bases = [_base_rate(runs, measure) for measure in measures]
+    if any(base is not None for base in bases):
+        values = zip(measures, bases, strict=True)
+        cells = [Cell(MISSING if base is None else measure.format(base), base) for measure, base in values]
+        rows.append(Row([Cell("base rate"), *[Cell(MISSING)] * len(settings), *cells]))
+        notes.append(BASE_NOTE)
+    head = ["Run", *(key.capitalize() for key in settings), *(measure.title for measure in measures)]
+    who = {m.key: next(filter(None, (_of_large(run, m.key) for run in runs)), "") for m in measures}
+    hints = [*[""] * (1 + len(settings)), *(f"{m.meaning} {who[m.key]}".rstrip() for m in measures)]
     if len({run.dataset for run in runs}) > 1:
         notes.append("The runs use different data: the charts show them together, but their numbers do not compare.")
     return Section(tables=[Table(head, rows, hints)], notes=notes)
+
+
+def _base_rate(runs: Sequence[Run], measure: Measure) -> float | None:
+    """Return the base rate's measure if it is the same for all runs, as it is on the same data."""
+    values = {run.number(f"base_{measure.key}") for run in runs}
+    return values.pop() if len(values) == 1 else None
 
 
 def _best_runs(runs: Sequence[Run], measure: Measure) -> set[str]:
@@ -172,12 +221,18 @@ def _best_runs(runs: Sequence[Run], measure: Measure) -> set[str]:
 
 def _client_table(run: Run, several: bool, limit: int) -> Table:
     """List a run's clients; of more than `limit` the worst-off, the best-off and some of the others."""
-    keys = [key for key in (*_SAMPLES, *_CLIENT_MEASURES) if any(c.values.get(key) is not None for c in run.clients)]
+    of_class = {f"rows[{name}]": f"Rows of {name}" for name in run.classes if len(run.classes) == 2}
+    counts = _SAMPLES | of_class
+    keys = [key for key in (*counts, *_CLIENT_MEASURES) if any(c.values.get(key) is not None for c in run.clients)]
     listed, rows = thin.ends_and_sample([client.values.get(run.metric) for client in run.clients], limit), []
-    formats = {key: MEASURES[key].format if key in MEASURES else "{:.0f}".format for key in keys}
+    measures = MEASURES | _BASE
+    formats = {key: measures[key].format if key in measures else "{:.0f}".format for key in keys}
     for i in listed:
         client = run.clients[i]
-        cells = [Cell(_with_interval(client, key, formats[key]), client.values.get(key)) for key in keys]
+        few = run.few_of_class(client)
+        texts = {key: _with_interval(client, key, formats[key]) for key in keys}
+        texts |= {key: f"{text} °" for key, text in texts.items() if few and key in DECISIONS and text != MISSING}
+        cells = [Cell(texts[key], client.values.get(key)) for key in keys]
         rows.append(Row([Cell(client.name + " °" * run.small(client), i), *cells]))
     count = f"{len(run.clients):,} client{'s' * (len(run.clients) != 1)}"
     clients_per_seed = run.fact("clients")  # in a comparison of several seeds: the clients of one seed
@@ -188,15 +243,22 @@ def _client_table(run: Run, several: bool, limit: int) -> Table:
     )
     notes = [*_small_note(run), *_chance(run)]
     if any(client.values.get(f"{key}_low") is not None for client in run.clients for key in keys):
-        notes.append("Parentheses hold 95% intervals over rows: Wilson's of accuracy, bootstrap ones of the others.")
+        wilson = "coverage" if run.regression else "accuracy"
+        notes.append(f"Parentheses hold 95% intervals over rows: Wilson's of {wilson}, bootstrap ones of the others.")
+    if marked := sum(map(run.few_of_class, run.clients)):
+        notes.append(
+            f"{marked:,} of {count} {'has' if marked == 1 else 'have'} fewer than {FEW_OF_CLASS} {run.split} rows of a "
+            "class. The measures of their ranks and decisions are marked °. They count in the pooled numbers, but in "
+            "no mean over clients."
+        )
     if len(listed) < len(run.clients):
         notes.append(
             f"The table shows {len(listed):,} of {count}: the worst-off, the best-off and a random sample of the "
             "others. The file clients.csv holds every client."
         )
-    head = ["Client", *(_SAMPLES.get(key) or MEASURES[key].title for key in keys)]
+    head = ["Client", *(counts.get(key) or measures[key].title for key in keys)]
     level = run.number("specificity")
-    hints = ["", *("" if key in _SAMPLES else at_specificity(MEASURES[key], level).name for key in keys)]
+    hints = ["", *("" if key in counts else at_specificity(measures[key], level).name for key in keys)]
     return Table(head, rows, hints, fold=f"Table of {count}{seeds}" + f": {run.name}" * several, notes=notes)
 
 

@@ -442,6 +442,24 @@ def test_the_table_shows_the_prior_with_and_without_the_label_level():
     assert ["accuracy, mean over clients", "0.9000", "0.7000", "0.4000"] in found
 
 
+def test_the_table_shows_pooled_ranks_and_leaves_out_clients_with_few_rows_of_a_class():
+    summary = {
+        "auroc": 0.9,
+        "auroc_pooled": 0.83,
+        "auroc_large": 0.8,
+        "clients_scored": 12,
+        "nll": 0.3,
+        "base_nll": 0.6,
+    }
+    summary |= {"base_auroc": 0.5, "base_auroc_large": 0.5, "base_auroc_pooled": 0.57, "clients_few_of_class": 3}
+    head, found = scores(summary)
+    assert head == ["", "personalised", "prior", "base rate"]
+    assert ["AUROC, all samples pooled", "0.8300", "", "0.5700"] in found
+    assert ["AUROC, mean over clients of 5+ rows per class", "0.8000", "", "0.5000"] in found
+    assert ["clients with fewer than 5 rows of a class", "3 of 12", "", ""] in found
+    assert not any("0.9000" in row for row in found)
+
+
 def test_the_table_does_not_let_clients_of_few_rows_decide():
     summary = {"accuracy": 0.9, "accuracy_pooled": 0.8, "accuracy_worst_decile": 0.0, "clients_scored": 12}
     assert ["accuracy, worst tenth of clients", "0.0000", ""] in scores(summary | {"clients_small": 0})[1]

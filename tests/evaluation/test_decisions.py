@@ -12,6 +12,7 @@ from fedabml.evaluation.decisions import (
     class_counts,
     decision_measures,
     rates,
+    regression_intervals,
     report,
     wilson,
 )
@@ -116,19 +117,125 @@ def test_perfect_and_useless_calibration():
 
 def test_the_base_rate_knows_training_labels_alone():
     counts, y, owner = np.array([[8, 2], [1, 3]]), np.array([0, 1, 0, 1]), np.array([0, 0, 1, 1])
-    base = base_rate(y, owner, counts)
+    base, pooled = base_rate(y, owner, counts)
     assert base["base_accuracy"].tolist() == [0.5, 0.5]
     assert base["base_nll"][0] == pytest.approx(-np.log([9 / 12, 3 / 12]).mean())
     assert base["base_brier"][1] == pytest.approx(np.mean([2 * (4 / 6) ** 2, 2 * (2 / 6) ** 2]))
+    assert (pooled["base_accuracy_pooled"], pooled["base_auroc_pooled"]) == (0.5, 0.5)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_base_values_are_scikit_learn_s_of_the_frequencies(classes):
+    """At a client nothing is ranked; over all samples the clients are, by their frequencies."""
+    _, y, owner, clients = drawn(classes, 2)
+    counts = np.random.default_rng(5).integers(0, 30, (clients, classes))
+    probs = ((counts + 1) / (counts + 1).sum(1, keepdims=True))[owner]
+    base, pooled = base_rate(y, owner, counts)
+    more = {"multi_class": "ovr"} if classes > 2 else {}
+    average = {"average": "macro", "zero_division": 0} if classes > 2 else {"zero_division": 0}
+    assert base["base_auroc"].tolist() == [0.5] * clients
+    whole = (pooled[f"base_{key}_pooled"] for key in ("auroc", "average_precision", "f1", "balanced_accuracy"))
+    for (area, precise, f1, balanced), mine in [
+        (whole, np.full(len(y), True)),
+        *(((0.5, *(base[f"base_{key}"][i] for key in ("average_precision", "f1", "balanced_accuracy"))), owner == i)
+          for i in range(clients)),
+    ]:  # fmt: skip
+        t, p = y[mine], probs[mine]
+        score = p if classes > 2 else p[:, 1]
+        truth = np.eye(classes)[t] if classes > 2 else t
+        assert area == pytest.approx(metrics.roc_auc_score(t, score, **more))
+        assert precise == pytest.approx(metrics.average_precision_score(truth, score))
+        assert f1 == pytest.approx(metrics.f1_score(t, p.argmax(1), **average))
+        assert balanced == pytest.approx(metrics.balanced_accuracy_score(t, p.argmax(1)))
+    if classes == 2:
+        client = 3
+        share = (y[owner == client] == 1).mean()
+        assert base["base_average_precision"][client] == pytest.approx(share)  # the prevalence
+    ours = report(probs, y, owner, counts)[1]  # of a model that says what the base rate says
+    assert pooled["base_classwise_ece"] == pytest.approx(ours["classwise_ece_pooled"])
 
 
 def test_the_base_of_a_regression_is_a_client_s_mean():
     train, trainer = np.array([[1.0], [3.0], [10.0], [10.0], [20.0], [40.0]]), np.array([0, 0, 1, 1, 2, 2])
-    base = base_regression(np.array([[4.0], [30.0], [10.0]]), np.array([0, 1, 2]), train, trainer, np.array([0, 2, 1]))
-    assert base["base_rmse"].tolist() == [2, 0, 0]
+    y = np.array([[4.0], [30.0], [10.0]])
+    base, pooled = base_regression(y, np.array([0, 1, 2]), train, trainer, np.array([0, 2, 1]))
+    assert base["base_rmse"].tolist() == [2, 0, 0] and pooled["base_rmse_pooled"] == pytest.approx((4 / 3) ** 0.5)
     variance = (np.array([2.0, 200.0, 0.0]) + train.var()) / 3
     expected = 0.5 * np.log(2 * np.pi * variance) + 0.5 * np.array([4, 0, 0]) / variance
     np.testing.assert_allclose(base["base_nll"], expected)
+
+
+def test_the_base_of_absolute_errors_is_a_client_s_median_and_of_intervals_its_quantiles():
+    random = np.random.default_rng(0)
+    trainer, train = np.repeat([0, 1, 2], [1, 30, 11]), np.exp(random.normal(size=(42, 2)))
+    owner, y = np.repeat([0, 1, 2], [4, 20, 9]), np.exp(random.normal(size=(33, 2)))
+    base, pooled = base_regression(y, owner, train, trainer, np.arange(3))
+    for client in range(3):
+        own, t = train[trainer == client], y[owner == client]
+        low, middle, high = np.quantile(own, (0.05, 0.5, 0.95), axis=0)
+        assert base["base_mae"][client] == pytest.approx(np.abs(t - middle).mean())
+        losses = [
+            metrics.mean_pinball_loss(t, np.tile(end, (len(t), 1)), alpha=alpha)
+            for end, alpha in ((low, 0.05), (high, 0.95))
+        ]
+        assert base["base_pinball"][client] == pytest.approx(np.mean(losses))
+        assert base["base_coverage"][client] == pytest.approx(((low <= t) & (t <= high)).mean())
+        assert base["base_interval_width"][client] == pytest.approx((high - low).mean())
+    assert pooled["base_mae_pooled"] == pytest.approx(np.average(base["base_mae"], weights=[4, 20, 9]))
+
+
+def test_intervals_of_a_regression_at_small_clients():
+    """Coverage has an interval from one row on; the errors from five rows on, of their analytic width."""
+    random = np.random.default_rng(1)
+    sizes = [1, 4, 40, 60]
+    owner = np.repeat(np.arange(4), sizes)
+    error = random.normal(size=sum(sizes))
+    inside = (np.abs(error) < 1.64).astype(float)
+    ends, again = (regression_intervals(np.abs(error), error**2, inside, owner, 4) for _ in range(2))
+    assert all(np.array_equal(ends[key], again[key], equal_nan=True) for key in ends)
+    assert ends["coverage_low"][0] == pytest.approx(0.2065 if inside[0] else 0.0, abs=1e-4)  # Wilson's of one of one
+    assert np.isnan(ends["coverage_low"]).tolist() == [False, False, False, True]
+    for key, values in (("mae", np.abs(error)), ("rmse", error**2)):
+        assert (
+            np.isnan(ends[f"{key}_low"]).tolist() == np.isnan(ends[f"{key}_high"]).tolist() == [True, True, False, True]
+        )
+        own = values[owner == 2]
+        deviation = own.std() / np.sqrt(40) / (1 if key == "mae" else 2 * np.sqrt(own.mean()))
+        assert ends[f"{key}_high"][2] - ends[f"{key}_low"][2] == pytest.approx(2 * 1.96 * deviation, rel=0.15)
+
+
+def test_bootstrap_intervals_of_several_classes_are_quantiles_of_scikit_learn_s(monkeypatch):
+    monkeypatch.setattr("fedabml.evaluation.decisions.RESAMPLES", 60)
+    random = np.random.default_rng(3)
+    y, classes = np.repeat([0, 2, 3], [20, 15, 12]), 4  # the client lacks class 1
+    probs = random.dirichlet(np.ones(classes), 47) + 0.5 * np.eye(classes)[y]
+    draws = np.random.default_rng(7).integers(0, 47, (60, 47))
+    ends = bootstrap(probs, y, seed=7)
+    held = {"labels": [0, 2, 3], "average": "macro", "zero_division": 0}
+    values = [metrics.recall_score(y[rows], probs[rows].argmax(1), **held) for rows in draws]
+    np.testing.assert_allclose(ends["balanced_accuracy"], np.quantile(values, (0.025, 0.975)))
+    assert ends.keys() == {"balanced_accuracy", "f1"} and ends["f1"][0] < ends["f1"][1]
+    assert np.isnan(bootstrap(probs[:38], y[:38], seed=7)["f1"]).all()  # three rows of the last class
+    assert np.isnan(bootstrap(probs[:20], y[:20], seed=7)["f1"]).all()  # one class
+
+
+def test_columns_by_class_have_the_names_of_the_classes():
+    probs, y, owner, clients = drawn(3, 3)
+    by_client, _, details = report(probs, y, owner, np.ones((clients, 3)), names=("low", "mid", "high"))
+    label = probs.argmax(1)
+    assert details["class_names"] == ["low", "mid", "high"]
+    for client in range(clients):
+        t, found = y[owner == client], label[owner == client]
+        recall = metrics.recall_score(t, found, average=None, labels=range(3), zero_division=np.nan)
+        precision = metrics.precision_score(t, found, average=None, labels=range(3), zero_division=0)
+        for c, name in enumerate(("low", "mid", "high")):
+            assert by_client[f"rows[{name}]"][client] == (t == c).sum()
+            assert by_client[f"recall[{name}]"][client] == pytest.approx(recall[c])
+            assert by_client[f"precision[{name}]"][client] == pytest.approx(precision[c])
+    many = report(
+        np.full((4, 21), 1 / 21), np.zeros(4, int), np.zeros(4, int), np.ones((1, 21)), names=[*"abcdefghijklmnopqrstu"]
+    )
+    assert not any("[" in key for key in many[0]) and len(many[2]["confusion"]) == 21
 
 
 def test_intervals_of_small_clients():

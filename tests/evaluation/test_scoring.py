@@ -212,6 +212,30 @@ def test_clients_of_few_rows_are_counted_and_do_not_decide_the_worst_tenth():
     assert large.summary["clients_small"] == 0 and "accuracy_worst_decile_large" not in large.summary
 
 
+def test_clients_with_few_rows_of_a_class_do_not_count_in_means_of_ranks():
+    """The rank of one positive among nine is chance: the client counts in the pooled AUROC, and in `auroc` alone."""
+    random = np.random.default_rng(0)
+
+    def rows(positives, negatives):
+        y = np.repeat([1, 0], [positives, negatives])
+        return (random.normal(size=(len(y), 4)) + y[:, None]).astype("float32"), y
+
+    train = [rows(8, 12) for _ in range(3)]
+    fed = fedabml.Federation.from_arrays(train, [rows(1, 9), rows(5, 7), rows(20, 6)])
+    scores, _ = evaluated(fed, FedAvg(lr=0.1))
+    summary, clients = scores.summary, scores.clients
+    assert (summary["clients_small"], summary["clients_few_of_class"]) == (0, 1)
+    for key in ("auroc", "average_precision", "f1", "recall", "precision", "base_average_precision", "base_auroc"):
+        assert summary[f"{key}_large"] == pytest.approx(clients[key][1:].mean())
+        assert summary[key] == pytest.approx(np.nanmean(clients[key]))
+    assert "accuracy_large" not in summary and summary["base_accuracy_worst_decile"] == clients["base_accuracy"].min()
+    assert clients["rows[1]"].tolist() == [1, 5, 20]
+    few, _ = evaluated(fedabml.Federation.from_arrays(train, [rows(1, 9)] * 3), FedAvg(lr=0.1))
+    assert few.summary["auroc_large"] is None and few.summary["auroc_pooled"] is not None
+    enough, _ = evaluated(fedabml.Federation.from_arrays(train, [rows(6, 9)] * 3), FedAvg(lr=0.1))
+    assert enough.summary["clients_few_of_class"] == 0 and "auroc_large" not in enough.summary
+
+
 def test_the_summary_is_the_unweighted_mean_over_clients():
     scores, _ = evaluated(data("classification"), FedAvg(lr=0.1))
     for name in ("accuracy", "nll", "brier", "entropy", "mutual_information"):
@@ -235,6 +259,16 @@ def test_regression_scores_of_a_linear_model_by_hand():
         assert scores.clients["coverage"][c] == pytest.approx(inside.mean())
         assert scores.clients["prior_rmse"][c] == pytest.approx(scores.clients["rmse"][c])
         assert scores.clients["std"][c] == pytest.approx(std, abs=1e-5)
+        assert (
+            0
+            <= scores.clients["coverage_low"][c]
+            <= scores.clients["coverage"][c]
+            <= scores.clients["coverage_high"][c]
+        )
+    sizes = fed.test.counts
+    for key in ("mae", "pinball", "interval_width", "base_mae", "base_pinball", "base_coverage"):
+        assert scores.summary[f"{key}_pooled"] == pytest.approx(np.average(scores.clients[key], weights=sizes))
+    assert {"rmse_low", "mae_high"} <= scores.clients.keys()  # the client of nine rows has them
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from scipy import stats
 
 from fedabml.experiments.benefits import benefit_cells, benefit_notes, benefit_records, benefits, harmed_share
 from fedabml.experiments.cell import Result, Score
-from fedabml.experiments.comparison_tables import explained, markdown
+from fedabml.experiments.comparison_tables import explained, grid, markdown
 from fedabml.experiments.ranking import make
 from fedabml.runs.config import RunConfig
 
@@ -48,6 +48,9 @@ def test_harm_is_counted_beyond_the_interval_only():
     comparison = compared()
     assert harmed_share(comparison, "ours") == pytest.approx(1 / 3)
     assert comparison.rows[0].harm.worse == 6  # by however little, each seed counted
+    ours = comparison.records("algorithm")[0]
+    assert (ours["algorithm"], ours["worse"], ours["harmed"]) == ("ours", 6, pytest.approx(1 / 3))
+    assert grid(comparison)[1][0][-1] == "33%"
     assert any("beyond chance" in line for line in explained(comparison))
     assert benefit_notes(comparison)[-1] == "ours: 1 of 3 clients gain, 1 are harmed."
     head, rows = benefit_cells(comparison)
@@ -65,10 +68,11 @@ def test_without_enough_seeds_nothing_is_judged():
     comparison = compared(seeds=2)
     assert harmed_share(comparison, "ours") is None and benefits(comparison, "ours")[0].half is None
     assert "at least 3 seeds" in benefit_notes(comparison)[0]
+    assert grid(comparison)[1][0][-1] == "–" and comparison.records("algorithm")[0]["harmed"] is None
 
 
 def test_clients_that_are_others_with_every_seed_are_not_averaged():
     comparison = compared(same_clients=False)
     assert benefits(comparison, "ours") == [] and benefit_cells(comparison)[1] == []
     assert "--partition-seed 0" in benefit_notes(comparison)[0]
-    assert any("be it by one sample and by chance" in line for line in explained(comparison))
+    assert any("Harmed: not known" in line for line in explained(comparison))

@@ -23,7 +23,7 @@ from fedabml.errors import InputError
 from fedabml.experiments import runner
 from fedabml.experiments.cell import Cell, Result, Score
 from fedabml.experiments.compare import Request, compare, configs
-from fedabml.experiments.comparison_tables import explained, grid
+from fedabml.experiments.comparison_tables import decision_grid, decision_notes, explained, grid
 from fedabml.experiments.progress import CellProgress
 from fedabml.experiments.ranking import make
 from fedabml.experiments.runner import Callbacks
@@ -182,7 +182,9 @@ def test_the_page_has_what_rows_lack_to_the_best(whole):
     heads = re.findall(r'<th scope="col"><button type="button" title="">([^<]*)', summary[: summary.index("</thead>")])
     cells = [re.findall(r"<td([^>]*)>([^<]*)", line)[heads.index("behind") - 1] for line in _lines(summary)]
     written = (whole[0] / "table.md").read_text()
-    for row, (attributes, words) in zip(json.loads((whole[0] / "table.json").read_text())["rows"], cells, strict=True):
+    rows = json.loads((whole[0] / "table.json").read_text())["rows"]
+    assert cells.pop() == ("", "–")  # of the base rate
+    for row, (attributes, words) in zip(rows, cells, strict=True):
         lead, half = row["behind"], row["behind_half"]
         assert words == ("–" if lead is None else f"{100 * lead:.2f} ± {100 * half:.2f}") and f"| {words} |" in written
         assert attributes == ("" if lead is None else f' data-v="{lead:.9g}"')
@@ -385,6 +387,37 @@ def played(label, seed, accuracy, error=None):
     )
     facts = {"bytes_up": 1, "bytes_down": 2, "seconds": 3.0, "split": "test", "partition_hash": "x"}
     return (label, seed), Result("", label, {"seed": seed}, scores, facts, error)
+
+
+def test_the_base_rate_and_pooled_ranks_stand_beside_every_algorithm():
+    """Means of ranks leave clients of few rows out, if every result can; one of before makes all of them plain."""
+    ranks = {"auroc": 0.9, "auroc_large": 0.8, "auroc_pooled": 0.83, "base_auroc": 0.5, "base_auroc_large": 0.45,
+             "base_auroc_pooled": 0.57, "clients_few_of_class": 1, "base_ece": 0.01, "sensitivity": None}  # fmt: skip
+
+    def result(label, seed, base, **more):
+        key, made = played(label, seed, [0.9, 0.8])
+        summary = made.scores[0].summary | {"base_accuracy": base, "base_nll": 0.7} | ranks | more
+        return key, replace(made, scores=[replace(made.scores[0], summary=summary)])
+
+    results = dict(result(label, seed, 0.5 + seed / 10) for label in ("good", "local") for seed in range(2))
+    own = {"good": RunConfig(algorithm="fedavg"), "local": RunConfig(algorithm="local")}
+    found = make(own, results, {}, range(2), same_clients=True)
+    head, cells = grid(found)
+    last = dict(zip(head, cells[-1], strict=True))
+    assert [row[0] for row in cells] == ["good", "local", "base rate"]
+    assert (last["accuracy %"], last["NLL"], last["ECE"], last["harmed"]) == ("55.00", "0.700", "0.010", "–")
+    assert all(row[head.index("harmed")] == "–" for row in cells)  # two seeds are no interval
+    assert "takes the same clients with at least 3 seeds" in " ".join(explained(found))
+    head, cells = decision_grid(found, brief=True)
+    assert head == ["algorithm", "pooled AUROC", "AUROC"]  # what no client has is left out
+    assert cells == [["good", "0.830", "0.800"], ["local", "0.830", "0.800"], ["base rate", "0.570", "0.450"]]
+    assert "over clients of 5+ rows per class" in " ".join(decision_notes(found))
+    key, former = result("local", 1, 0.6)
+    summary = {k: v for k, v in former.scores[0].summary.items() if not k.endswith("_large") and k != "base_ece"}
+    former = replace(former, scores=[replace(former.scores[0], summary=summary)])
+    found = make(own, results | {key: former}, {}, range(2), same_clients=True)
+    assert decision_grid(found, brief=True)[1][0] == ["good", "0.830", "0.900"] and len(decision_notes(found)) == 1
+    assert [record["harmed"] for record in found.records("algorithm")] == [None, None]
 
 
 def test_a_table_worked_by_hand():
@@ -774,7 +807,11 @@ def test_two_settings_of_one_algorithm_from_python(tmp_path):
     callbacks = Callbacks(done=lambda result: labels.append(result.label))
     found = compare(own, [3], out=tmp_path / "lib", callbacks=callbacks)
     assert {row.label for row in found.rows} == {"cold", "exact"} == set(labels) and found.local is None
-    assert len(grid(found)[1]) == 2 and found.rows[0].best and found.values("cold", 3, "accuracy").shape == (8,)
+    assert (
+        [cells[0] for cells in grid(found)[1]][2:] == ["base rate"]
+        and found.rows[0].best
+        and found.values("cold", 3, "accuracy").shape == (8,)
+    )
     with pytest.raises(InputError, match=r"different settings.*rounds = 1 and 2"):
         compare(own | {"longer": common.with_changes(rounds=2)}, 1, out=tmp_path / "other")
     assert not (tmp_path / "other").exists()

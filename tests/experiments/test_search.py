@@ -16,7 +16,7 @@ from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.runner import Callbacks
 from fedabml.experiments.search import Search, Trial, _clear_loss
 from fedabml.experiments.search_space import end_warning, own_grid, read_grid
-from fedabml.experiments.tune import tune
+from fedabml.experiments.tune import Tuned, tune
 from fedabml.runs.config import RunConfig
 from tests.cli.command import run
 
@@ -26,6 +26,24 @@ SMALL = RunConfig(
     clients=8, model="mlr", rounds=2, participation=0.5, epochs=1, batch_size=20, validation=0.2, device="cpu"
 )
 WORDS = shlex.split("--clients 8 --model mlr --rounds 2 --participation 0.5 --epochs 1 --batch-size 20 --device cpu")
+
+
+@pytest.mark.parametrize(("large", "value", "who"), [(0.6, 0.6, "of 10 rows or more"), (None, 0.1, "")])
+def test_a_search_leaves_out_clients_of_few_rows_as_pages_do(large, value, who):
+    key, search = "accuracy_worst_decile", Search(SMALL.with_changes(algorithm="fedavg"), {}, (100,), 1)
+    summary = {
+        key: 0.1,
+        f"{key}_large": large,
+        "nll": 0.5,
+        f"base_{key}": 0.2,
+        f"base_{key}_large": 0.3,
+        "base_nll": 0.7,
+    }
+    result = Result("", "fedavg", {}, [Score({}, summary, {})])
+    trial = search.trial(0, search.start, [result], key)
+    assert (trial.value, trial.rank, trial.who, trial.base) == (value, (value, -0.5), who, (0.3, 0.7))
+    tuned = Tuned({"fedavg": [trial]}, key, None)
+    assert tuned.decided_by == (f"{key} of clients {who}" if who else key) and tuned.base == (0.3, 0.7)
 
 
 # A client has 144 rows without its validation rows, one minibatch, so that FedProx's pull is 0 whatever μ is. With all

@@ -66,7 +66,7 @@ def test_one_run_gives_every_section(make_run: MakeRun, tmp_path: Path) -> None:
     assert write([make_run()], out) == out
     page, outline = page_of(out)
     assert outline.headings == [
-        "fedabml on digits", "Training", "Loss per round", "Accuracy per round", "Clients",
+        "fedabml on digits", "Scores", "Training", "Loss per round", "Accuracy per round", "Clients",
         "Clients from worst to best", "What personalising gains", "Uncertainty", "Reliability",
         "Entropy of right and wrong predictions", "Prior and data", "Where the prior is wide",
         "Who holds what: dirichlet", "Configuration",
@@ -427,6 +427,70 @@ def test_the_prior_is_shown_with_and_without_the_label_level(make_run: MakeRun, 
     assert 'title="accuracy of the prior + label level">Prior + label level</button>' in page
     plain, _ = page_of(write([make_run("plain")], tmp_path / "r.html"))
     assert "label level" not in plain and "accuracy of the prior alone" in plain
+
+
+OF_CLASSES = {
+    "class_names": ["no", "yes"], "confusion": [[70, 5], [20, 5]], "recall_by_class": [0.9333, 0.2],
+    "precision_by_class": [0.7778, 0.5], "f1_by_class": [0.8485, None],
+}  # fmt: skip
+
+
+def table_of(page: str, heading: str) -> list[list[str]]:
+    """The rows of the first table of a section, as text."""
+    section = page[page.index(f"<h2>{heading}</h2>") :]
+    lines = re.findall(r"<tr[ >].*?</tr>", section[: section.index("</table>")], re.DOTALL)
+    return [[html.unescape(re.sub(r"<[^>]*>", "", cell)) for cell in re.findall(r"<t[hd].*?</t[hd]>", line, re.DOTALL)]
+            for line in lines]  # fmt: skip
+
+
+def test_a_run_shows_all_measures_beside_the_base_rate(make_run: MakeRun, tmp_path: Path) -> None:
+    measures = {"auroc": 0.9, "auroc_large": 0.8, "auroc_pooled": 0.83, "base_auroc": 0.5, "base_auroc_large": 0.4321,
+                "clients_few_of_class": 7, "clients_scored": 20, "base_auroc_pooled": 0.57, "base_nll": 0.6,
+                "base_accuracy": 0.7, "classwise_ece": 0.04, "average_precision": 0.51,
+                "recall_pooled": 0.2}  # fmt: skip
+    run = make_run("clinics", **measures)
+    page, _ = page_of(write([run], tmp_path / "r.html"))
+    head, *rows = table_of(page, "Scores")
+    assert head[1:] == ["personalised", "prior", "base rate"]
+    found = {row[0]: row[1:] for row in rows}
+    assert found["AUROC, all samples pooled"] == ["0.830", "", "0.570"]
+    assert found["AUROC, mean over clients of 5+ rows per class"] == ["0.800", "", "0.432"]
+    assert found["average precision, mean over clients"] == ["0.510", "", ""] and found["class-wise calibration error"]
+    assert "Base rate: a model that knows only" in page
+    tiles = tiles_of(page)
+    assert tiles["Pooled AUROC"][0] == "0.830" and tiles["Pooled recall"][0] == "20.0%" and "AUROC" not in tiles
+    two = page_of(write([run, make_run("b", algorithm="b", **measures)], tmp_path / "r.html"))[0]
+    assert "base rate" in two and 'data-v="0.4321"' in two
+    other = make_run("c", algorithm="c", **measures | dict.fromkeys(("base_auroc_large", "base_auroc_pooled"), 0.6))
+    assert 'data-v="0.4321"' not in page_of(write([run, other], tmp_path / "r.html"))[0]  # other data
+    assert ">0.900" not in two and "<h2>Scores</h2>" not in two  # neither does a table of several runs count them
+
+
+def test_a_run_shows_its_confusion_matrix_and_recall_by_class(make_run: MakeRun, tmp_path: Path) -> None:
+    page, _ = page_of(write([make_run("clinics", **OF_CLASSES)], tmp_path / "r.html"))
+    assert table_of(page, "Classes") == [
+        ["class", "rows", "predicted no", "predicted yes", "recall", "precision", "F1"],
+        ["no", "75", "70", "5", "93.3%", "77.8%", "0.849"],
+        ["yes", "25", "20", "5", "20.0%", "50.0%", "–"],
+    ]
+    many = {f"{key}_by_class": [0.5] * 21 for key in ("recall", "precision", "f1")}
+    page, _ = page_of(write([make_run("many", confusion=[[1] * 21] * 21, **many)], tmp_path / "r.html"))
+    assert table_of(page, "Classes")[1] == ["0", "21", "50.0%", "50.0%", "0.500"]  # too many for a matrix
+    for i, damaged in enumerate(({"confusion": [[1, 2]]}, {"confusion": [["x", 1], [1, 1]]}, {"recall_by_class": "x"})):
+        run = make_run(f"damaged{i}", **OF_CLASSES | damaged)
+        assert "<h2>Classes</h2>" not in page_of(write([run], tmp_path / "r.html"))[0]
+
+
+def test_a_client_with_few_rows_of_a_class_is_marked_at_its_ranks(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run("clinics", clients=2, **OF_CLASSES)
+    (run / "clients.csv").write_text(
+        "client,name,n_test,accuracy,auroc,rows[no],rows[yes]\n0,north,20,0.9,1.0,16,4\n1,south,20,0.8,0.75,15,5\n"
+    )
+    page, _ = page_of(write([run], tmp_path / "r.html"))
+    rows = table_of(page[page.index("Table of 2 clients") :].replace("<thead>", "<h2>Few</h2>"), "Few")
+    assert rows[0] == ["Client", "Test", "Rows of no", "Rows of yes", "Accuracy", "AUROC"]
+    assert rows[1] == ["north", "20", "16", "4", "90.0%", "1.000 °"] and rows[2][-1] == "0.750"
+    assert "1 of 2 clients has fewer than 5 test rows of a class" in page
 
 
 def test_a_small_client_s_measure_has_its_interval(make_run: MakeRun, tmp_path: Path) -> None:
