@@ -1,13 +1,13 @@
 """Measure the seconds per round of a local federation, and of Flower's own FedAvg with the same model and data.
 
-    python -m drills.round_time run --turns 4 --rounds 6
+    python -m drills.round_time run --turns 6 --rounds 6
     python -m drills.round_time page                       # results/reliability/round_time.md
 
 Three arms take turns, each with its own SuperLink (TLS, node authentication, database) and three sites:
 `flower` is Flower's FedAvg strategy and a plain torch client with Flower's defaults, which start a process per message;
 `cold` is fedabml's app started in the same way (flower-superexec and `clientapp`); `warm` is a federation as
-`fedabml federation up` runs it: resident workers, and nginx before the SuperLink. The first round of a turn is left
-out. Every round is one line of results/reliability/round_time.jsonl.
+`fedabml federation up` runs it: resident workers, and nginx before the SuperLink. The arms of every turn begin with
+another one. The first round of a turn is left out. Every round is one line of results/reliability/round_time.jsonl.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedabml.federation import operate
 from fedabml.federation.archive import unpack
 from fedabml.federation.folders import ServerFolder, SiteFolder
 from fedabml.federation.init import init
+from fedabml.runs.provenance import code, hardware
 
 from . import deployment as drill
 from .pages import wrapped
@@ -117,7 +119,7 @@ def main() -> None:
     """Run turns, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "page"))
-    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=6, help="a multiple of the number of arms")
     parser.add_argument("--rounds", type=int, default=6, help="of a turn; the first is left out")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     options = parser.parse_args()
@@ -125,7 +127,7 @@ def main() -> None:
     if options.what == "run":
         started = int(time.time())
         for turn in range(options.turns):
-            for arm in options.arms:
+            for arm in rotated(options.arms, turn):
                 load = os.getloadavg()[0]
                 with tempfile.TemporaryDirectory(prefix="drill") as place:
                     seconds = run_turn(arm, Path(place), options.rounds)
@@ -138,9 +140,16 @@ def main() -> None:
     print(PAGE.read_text(encoding="utf-8"))
 
 
+def rotated(arms: Sequence[str], turn: int) -> list[str]:
+    """Return the arms in the order of a turn, so that each is first, second and third equally often."""
+    first = turn % len(arms)
+    return [*arms[first:], *arms[:first]]
+
+
 def machine() -> dict[str, Any]:
-    """Return facts about the machine that influence the seconds."""
-    return {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+    """Return what influences the seconds: cores, version of Python, this package's code, and the machine."""
+    made = {"code": code(), "hardware": hardware(torch.device("cpu"))}
+    return {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), **made}
 
 
 def run_turn(arm: str, place: Path, rounds: int) -> list[float]:
@@ -270,8 +279,12 @@ def page() -> str:
         "",
         f"Three sites on one machine, an MLP {FEATURES}-{'-'.join(map(str, HIDDEN))}-{CLASSES} in float32, {SAMPLES} "
         f"samples a site, {EPOCHS} epoch in minibatches of {BATCH}, learning rate {RATE}. TLS, node authentication and "
-        "a database in every arm; `warm` passes nginx besides. The arms took turns. A round's seconds run from the end "
-        "of one round to the end of the next; the first round of a turn is left out.",
+        "a database in every arm; the third passes nginx besides. The arms took turns. A round's seconds run from the "
+        "end of one round to the end of the next; the first round of a turn is left out.",
+        "",
+        "The local work is the same in every arm: network, data, epochs, minibatches and learning rate. But Flower's "
+        "arm trains with a plain torch loop and Flower's defaults, and the other two arms with fedabml's engine. So "
+        "the table compares whole systems, not transports alone.",
         "",
         "| arm | rounds | median | least | most | turns: median beside Flower's of the same turn |",
         "|---|---|---|---|---|---|",
@@ -286,6 +299,8 @@ def page() -> str:
     if loads:
         cores = sorted({line["cores"] for line in lines})
         head += ["", f"Cores: {cores}. Load of the machine before a turn: {min(loads):.1f} to {max(loads):.1f}."]
+        made = sorted({(line.get("code", "not recorded"), line.get("hardware", "not recorded")) for line in lines})
+        head += [f"Code: {digest}. Machine: {name}." for digest, name in made]
     return "\n".join([*head, "", "Made by `python -m drills.round_time run`; lines: `round_time.jsonl`.", ""])
 
 

@@ -1,10 +1,11 @@
 """The pages of drills are those of their records, and their paragraphs have lines of bounded length."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from drills import round_time
+from drills import kills, round_time
 from drills.pages import WIDTH, wrapped
 
 RELIABILITY = Path(__file__).resolve().parents[2] / "results/reliability"
@@ -24,5 +25,23 @@ def test_lists_are_indented_and_tables_and_code_stay():
     assert " ".join(wrapped(text).split()) == " ".join(text.split())
 
 
-def test_the_stored_page_is_that_of_the_record():
+def test_the_stored_pages_are_those_of_their_records():
     assert wrapped(round_time.page()) == round_time.PAGE.read_text(encoding="utf-8")
+    assert kills.page() == kills.PAGE.read_text(encoding="utf-8")
+
+
+def test_kills_are_listed_by_algorithm_with_the_code_that_was_killed(monkeypatch, tmp_path):
+    line = {"killed": "superlink", "in_time": True, "longest_wait_s": 1.0, "timeout_s": 300.0, "whole_s": 9.0}
+    line |= {"equal": True, "left": 0}
+    lines = [line, line | {"algorithm": "ditto", "code": "0a", "hardware": "a machine"}]
+    monkeypatch.setattr(kills, "LINES", tmp_path / "kills.jsonl")
+    kills.LINES.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
+    text = kills.page()
+    assert "| superlink | scaffold | 1 | 1 |" in text and "| superlink | ditto | 1 | 1 |" in text
+    assert "code 0a on a machine: 1." in text and "no record of code and machine: 1." in text
+
+
+def test_every_arm_is_in_every_place_equally_often():
+    turns = [round_time.rotated(round_time.ARMS, turn) for turn in range(6)]
+    assert all(sorted(order) == sorted(round_time.ARMS) for order in turns)
+    assert [sorted(places) for places in zip(*turns, strict=True)] == [sorted([*round_time.ARMS] * 2)] * 3
