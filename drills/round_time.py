@@ -1,12 +1,13 @@
 """Measure the seconds per round of a local federation, and of Flower's own FedAvg with the same model and data.
 
-    python -m drills.round_time run --turns 6 --rounds 6
+    python -m drills.round_time run --turns 4 --rounds 6
     python -m drills.round_time page                       # results/reliability/round_time.md
 
-Three arms take turns, each with its own SuperLink (TLS, node authentication, database) and three sites:
+Four arms take turns, each with its own SuperLink (TLS, node authentication, database) and three sites:
 `flower` is Flower's FedAvg strategy and a plain torch client with Flower's defaults, which start a process per message;
-`cold` is fedabml's app started in the same way (flower-superexec and `clientapp`); `warm` is a federation as
-`fedabml federation up` runs it: resident workers, and nginx before the SuperLink. The arms of every turn begin with
+`cold` is fedabml's app started in the same way (flower-superexec and `clientapp`); `warm` is a federation as `fedabml
+federation up` runs it: resident workers, and nginx before the SuperLink; `torch` is `warm`, but its workers train with
+the torch loop of `flower` (`drills.torch_client`) in place of fedabml's engine. The arms of every turn begin with
 another one. The first round of a turn is left out. Every round is one line of results/reliability/round_time.jsonl.
 """
 
@@ -38,43 +39,36 @@ from fedabml.federation.init import init
 from fedabml.runs.provenance import code, hardware
 
 from . import deployment as drill
+from . import torch_client
 from .pages import wrapped
+from .torch_client import BATCH, CLASSES, EPOCHS, FEATURES, HIDDEN, RATE
 
 RESULTS = Path(__file__).resolve().parents[1] / "results/reliability"
 LINES, PAGE = RESULTS / "round_time.jsonl", RESULTS / "round_time.md"
-ARMS = ("flower", "cold", "warm")
+ARMS = ("flower", "cold", "warm", "torch")
 SITES = ("a", "b", "c")
-FEATURES, CLASSES, SAMPLES, HIDDEN = 100, 10, 1000, (200, 200)
-EPOCHS, BATCH, RATE = 1, 50, 0.05
+SAMPLES = 1000  # of a site
 MOST = 1800.0  # seconds to wait for anything
 TIMES = "FEDABML_DRILL_TIMES"  # names the file in which Flower's arm notes the end of every round
 
-_CLIENT = f'''"""The torch client of the drill."""
+_CLIENT = '''"""The torch client of the drill."""
 
-import numpy as np
-import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedabml_app.model import network
+from fedabml_app.torch_client import load, network, train as train_model
 
 app = ClientApp()
 
 
 @app.train()
 def train(message, context):
-    with np.load(context.node_config["data"], allow_pickle=False) as file:
-        x, y = torch.from_numpy(file["x"]), torch.from_numpy(file["y"])
+    x, y = load(context.node_config["data"])
     model = network()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    optimizer = torch.optim.SGD(model.parameters(), lr={RATE})
-    for _ in range({EPOCHS}):
-        for rows in torch.randperm(len(x)).split({BATCH}):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-            optimizer.step()
-    metrics = MetricRecord({{"num-examples": len(x)}})
-    return Message(RecordDict({{"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}}), reply_to=message)
+    train_model(model, x, y)
+    metrics = MetricRecord({"num-examples": len(x)})
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
 '''
 _SERVER = f'''"""Flower's FedAvg."""
 
@@ -85,7 +79,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedabml_app.model import network
+from fedabml_app.torch_client import network
 
 app = ServerApp()
 
@@ -102,24 +96,13 @@ def main(grid, context):
     arrays = ArrayRecord(network().state_dict())
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=ROUNDS, evaluate_fn=note)
 '''
-_MODEL = f'''"""The network of both sides."""
-
-from torch import nn
-
-
-def network():
-    a, b = {HIDDEN}
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear({FEATURES}, a), nn.ReLU(), nn.Linear(a, b), nn.ReLU(), nn.Linear(b, {CLASSES})
-    )
-'''
 
 
 def main() -> None:
     """Run turns, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "page"))
-    parser.add_argument("--turns", type=int, default=6, help="a multiple of the number of arms")
+    parser.add_argument("--turns", type=int, default=4, help="a multiple of the number of arms")
     parser.add_argument("--rounds", type=int, default=6, help="of a turn; the first is left out")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     options = parser.parse_args()
@@ -141,7 +124,7 @@ def main() -> None:
 
 
 def rotated(arms: Sequence[str], turn: int) -> list[str]:
-    """Return the arms in the order of a turn, so that each is first, second and third equally often."""
+    """Return the arms in the order of a turn, so that each is in every place equally often."""
     first = turn % len(arms)
     return [*arms[first:], *arms[:first]]
 
@@ -166,13 +149,13 @@ def run_turn(arm: str, place: Path, rounds: int) -> list[float]:
         **{"port": port, "superlink_port": superlink_port},
     }
     folder = init(place / "federation", "127.0.0.1", list(SITES), data["a"], **settings)
-    if arm == "warm":
-        operate.up(folder.path, data)
-        try:
-            return _our_seconds(folder, rounds)
-        finally:
-            drill.end(folder)
     with ExitStack() as stack:
+        if arm in ("warm", "torch"):
+            stack.callback(drill.end, folder)
+            operate.up(folder.path, data if arm == "warm" else {})
+            if arm == "torch":
+                _start_torch_sites(stack, folder, data)
+            return _our_seconds(folder, rounds)
         times = place / "times"
         if arm == "flower":
             _write_flower_app(folder.app, rounds)
@@ -207,7 +190,8 @@ def _noted(path: Path) -> list[float]:
 
 def _write_flower_app(app: Path, rounds: int) -> None:
     """Replace the modules of the federation's app by those of one with Flower's FedAvg."""
-    texts = {"client_app": _CLIENT, "server_app": _SERVER.replace("ROUNDS", str(rounds)), "model": _MODEL}
+    texts = {"client_app": _CLIENT, "server_app": _SERVER.replace("ROUNDS", str(rounds))}
+    texts["torch_client"] = Path(torch_client.__file__).read_text(encoding="utf-8")
     for name, text in texts.items():
         (app / "fedabml_app" / f"{name}.py").write_text(text, encoding="utf-8")
 
@@ -228,6 +212,20 @@ def _start_stock(stack: ExitStack, arm: str, folder: ServerFolder, data: dict[st
         site = unpack(folder.archive(name), folder.path / "local" / name, path)
         stack.enter_context(_process(_node(arm, site, address, path), environment, site.run / "supernode.log"))
     commands.submit_run(folder)
+
+
+def _start_torch_sites(stack: ExitStack, folder: ServerFolder, data: dict[str, Path]) -> None:
+    """Start all sites, with workers that train with the torch loop of Flower's arm."""
+    place = folder.path.parent / "torch"
+    sites = [operate.set_up_site(folder.archive(name), place / name, path) for name, path in data.items()]
+    for site in sites:
+        site.make()
+    words = ["supervise", str(place / "run"), *(str(site.path) for site in sites)]
+    root = str(Path(__file__).resolve().parents[1])
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))}
+    (place / "run").mkdir()
+    command = [sys.executable, "-m", "drills.torch_worker", *words]
+    stack.enter_context(_process(command, variables, place / "supervisor.log"))
 
 
 def _node(arm: str, site: SiteFolder, address: str, data: Path) -> list[str]:
@@ -279,12 +277,12 @@ def page() -> str:
         "",
         f"Three sites on one machine, an MLP {FEATURES}-{'-'.join(map(str, HIDDEN))}-{CLASSES} in float32, {SAMPLES} "
         f"samples a site, {EPOCHS} epoch in minibatches of {BATCH}, learning rate {RATE}. TLS, node authentication and "
-        "a database in every arm; the third passes nginx besides. The arms took turns. A round's seconds run from the "
-        "end of one round to the end of the next; the first round of a turn is left out.",
+        "a database in every arm; resident workers pass nginx, too. The arms took turns. A round's seconds run from "
+        "the end of one round to the end of the next; the first round of a turn is left out.",
         "",
-        "The local work is the same in every arm: network, data, epochs, minibatches and learning rate. But Flower's "
-        "arm trains with a plain torch loop and Flower's defaults, and the other two arms with fedabml's engine. So "
-        "the table compares whole systems, not transports alone.",
+        "The local work is the same in every arm: network, data, epochs, minibatches and learning rate. Flower's arm "
+        "and the last one train with the same plain torch loop (`drills/torch_client.py`), so they differ in the "
+        "transport alone. The other two train with fedabml's engine: they compare whole systems.",
         "",
         "| arm | rounds | median | least | most | turns: median beside Flower's of the same turn |",
         "|---|---|---|---|---|---|",
@@ -305,9 +303,10 @@ def page() -> str:
 
 
 _NAMES = {
-    "flower": "Flower's FedAvg, plain torch client",
+    "flower": "Flower's FedAvg, plain torch loop",
     "cold": "fedabml, a process per message",
     "warm": "fedabml, resident workers",
+    "torch": "fedabml, resident workers, the torch loop of Flower's arm",
 }
 
 

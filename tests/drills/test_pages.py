@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from drills import kills, round_time
+from drills import kills, offline, round_time
 from drills.pages import WIDTH, wrapped
 
 RELIABILITY = Path(__file__).resolve().parents[2] / "results/reliability"
@@ -42,6 +42,19 @@ def test_kills_are_listed_by_algorithm_with_the_code_that_was_killed(monkeypatch
 
 
 def test_every_arm_is_in_every_place_equally_often():
-    turns = [round_time.rotated(round_time.ARMS, turn) for turn in range(6)]
+    turns = [round_time.rotated(round_time.ARMS, turn) for turn in range(8)]
     assert all(sorted(order) == sorted(round_time.ARMS) for order in turns)
-    assert [sorted(places) for places in zip(*turns, strict=True)] == [sorted([*round_time.ARMS] * 2)] * 3
+    assert [sorted(places) for places in zip(*turns, strict=True)] == [sorted([*round_time.ARMS] * 2)] * 4
+
+
+def test_the_outcomes_of_tests_without_a_network_make_a_page(tmp_path):
+    output = (
+        "..s\n=== slowest durations ===\n1.00s call x\n=== 117 passed, 2 skipped, 90 deselected in 61.02s (0:01:01) ==="
+    )
+    assert offline.counts(output) == {"passed": 117, "skipped": 2, "deselected": 90}
+    assert offline.counts("1 failed, 3 passed in 0.12s\n") == {"failed": 1, "passed": 3}
+    assert offline.counts("INTERNALERROR> no tests in 3 files") == {}
+    line = {"command": "pytest -m 'flower and not nightly' tests", "counts": offline.counts(output), "seconds": 61.0}
+    record = tmp_path / "offline.jsonl"
+    record.write_text(json.dumps(line | {"code": "0a", "hardware": "a machine"}) + "\n", encoding="utf-8")
+    assert "| 117 passed, 2 skipped, 90 deselected | 61 | 0a | a machine |" in offline.page(record).read_text()
