@@ -34,8 +34,7 @@ from fedabml.runs.provenance import code, hardware
 from . import deployment as drill
 from .deployment import Deployment
 
-RESULTS = Path(__file__).resolve().parents[1] / "results/reliability"
-LINES, PAGE = RESULTS / "kills.jsonl", RESULTS / "kills.md"
+LINES = Path(__file__).resolve().parents[1] / "results/reliability/kills.jsonl"
 SITES = ("a", "b", "c")
 TIMEOUT, SLACK = 20.0, 5.0  # seconds: the time-out of a round, and by how much a round may exceed it
 PART = 5  # drills that share a federation
@@ -49,6 +48,7 @@ def main() -> None:
     parser.add_argument("--drills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--algorithm", default="scaffold", help="of every algorithm, what its sites keep is compared")
+    parser.add_argument("--out", type=Path, default=LINES, help="the file of lines; the page lies beside it")
     options = parser.parse_args()
     if options.what != "page":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the federation is ended, too
@@ -57,12 +57,13 @@ def main() -> None:
             count = min(PART, options.drills - first)
             with tempfile.TemporaryDirectory(prefix="drill") as place:
                 lines = _federation(Path(place), options.what, count, chance, options.algorithm)
-            RESULTS.mkdir(parents=True, exist_ok=True)
-            with LINES.open("a", encoding="utf-8") as file:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            with options.out.open("a", encoding="utf-8") as file:
                 for line in lines:
                     file.write(json.dumps({"seed": options.seed, **line}) + "\n")
-    PAGE.write_text(page(), encoding="utf-8")
-    print(PAGE.read_text(encoding="utf-8"))
+    text = page(options.out)
+    options.out.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
 
 
 def _federation(place: Path, what: str, count: int, chance: random.Random, algorithm: str) -> list[dict[str, Any]]:
@@ -148,9 +149,9 @@ def _verdict(deployment: Deployment, what: str, left: list[int]) -> dict[str, An
     return {"equal": equal, "rounds": saved.state.round, "coordinators": runs, "left": len(left)}
 
 
-def page() -> str:
+def page(record: Path) -> str:
     """Return the page of all recorded drills."""
-    lines = [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()] if LINES.exists() else []
+    lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()] if record.exists() else []
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for line in lines:
         groups.setdefault((line["killed"], line.get("algorithm", "scaffold")), []).append(line)

@@ -43,8 +43,7 @@ from . import torch_client
 from .pages import wrapped
 from .torch_client import BATCH, CLASSES, EPOCHS, FEATURES, HIDDEN, RATE
 
-RESULTS = Path(__file__).resolve().parents[1] / "results/reliability"
-LINES, PAGE = RESULTS / "round_time.jsonl", RESULTS / "round_time.md"
+LINES = Path(__file__).resolve().parents[1] / "results/reliability/round_time.jsonl"
 ARMS = ("flower", "cold", "warm", "torch")
 SITES = ("a", "b", "c")
 SAMPLES = 1000  # of a site
@@ -105,8 +104,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=4, help="a multiple of the number of arms")
     parser.add_argument("--rounds", type=int, default=6, help="of a turn; the first is left out")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    parser.add_argument("--out", type=Path, default=LINES, help="the file of lines; the page lies beside it")
     options = parser.parse_args()
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.what == "run":
         started = int(time.time())
         for turn in range(options.turns):
@@ -115,12 +115,13 @@ def main() -> None:
                 with tempfile.TemporaryDirectory(prefix="drill") as place:
                     seconds = run_turn(arm, Path(place), options.rounds)
                 facts = {"started": started, "arm": arm, "turn": turn, "load": load, **machine()}
-                with LINES.open("a", encoding="utf-8") as file:
+                with options.out.open("a", encoding="utf-8") as file:
                     for number, value in enumerate(seconds, 2):
                         file.write(json.dumps({**facts, "round": number, "seconds": round(value, 3)}) + "\n")
                 print(f"turn {turn} {arm}: {' '.join(f'{value:.1f}' for value in seconds)} s (load {load:.1f})")
-    PAGE.write_text(wrapped(page()), encoding="utf-8")
-    print(PAGE.read_text(encoding="utf-8"))
+    text = wrapped(page(options.out))
+    options.out.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
 
 
 def rotated(arms: Sequence[str], turn: int) -> list[str]:
@@ -269,9 +270,9 @@ def _process(command: list[str], environment: dict[str, str], log: Path) -> Iter
                 pass
 
 
-def page() -> str:
+def page(record: Path) -> str:
     """Return the page of all recorded rounds."""
-    lines = [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()] if LINES.exists() else []
+    lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()] if record.exists() else []
     head = [
         "# Seconds per round beside Flower's own FedAvg",
         "",
@@ -280,9 +281,9 @@ def page() -> str:
         "a database in every arm; resident workers pass nginx, too. The arms took turns. A round's seconds run from "
         "the end of one round to the end of the next; the first round of a turn is left out.",
         "",
-        "The local work is the same in every arm: network, data, epochs, minibatches and learning rate. Flower's arm "
-        "and the last one train with the same plain torch loop (`drills/torch_client.py`), so they differ in the "
-        "transport alone. The other two train with fedabml's engine: they compare whole systems.",
+        "The local work is the same in every arm: network, data, epochs, minibatches and learning rate. The arms "
+        "that name the torch loop run the same one (`drills/torch_client.py`); they differ in transport, processes and "
+        "checks. The others train with fedabml's engine, so beside Flower's they compare whole systems.",
         "",
         "| arm | rounds | median | least | most | turns: median beside Flower's of the same turn |",
         "|---|---|---|---|---|---|",

@@ -26,17 +26,18 @@ def test_lists_are_indented_and_tables_and_code_stay():
 
 
 def test_the_stored_pages_are_those_of_their_records():
-    assert wrapped(round_time.page()) == round_time.PAGE.read_text(encoding="utf-8")
-    assert kills.page() == kills.PAGE.read_text(encoding="utf-8")
+    stored = {module: module.LINES.with_suffix(".md").read_text(encoding="utf-8") for module in (round_time, kills)}
+    assert wrapped(round_time.page(round_time.LINES)) == stored[round_time]
+    assert kills.page(kills.LINES) == stored[kills]
 
 
-def test_kills_are_listed_by_algorithm_with_the_code_that_was_killed(monkeypatch, tmp_path):
+def test_kills_are_listed_by_algorithm_with_the_code_that_was_killed(tmp_path):
     line = {"killed": "superlink", "in_time": True, "longest_wait_s": 1.0, "timeout_s": 300.0, "whole_s": 9.0}
     line |= {"equal": True, "left": 0}
     lines = [line, line | {"algorithm": "ditto", "code": "0a", "hardware": "a machine"}]
-    monkeypatch.setattr(kills, "LINES", tmp_path / "kills.jsonl")
-    kills.LINES.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
-    text = kills.page()
+    record = tmp_path / "kills.jsonl"
+    record.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
+    text = kills.page(record)
     assert "| superlink | scaffold | 1 | 1 |" in text and "| superlink | ditto | 1 | 1 |" in text
     assert "code 0a on a machine: 1." in text and "no record of code and machine: 1." in text
 
