@@ -31,6 +31,14 @@ def test_the_stored_pages_are_those_of_their_records():
     assert kills.page(kills.LINES) == stored[kills]
 
 
+def test_the_stored_page_of_the_tests_without_a_network_is_that_of_its_record(tmp_path):
+    record = tmp_path / offline.OUT.name
+    record.write_bytes(offline.OUT.read_bytes())
+    assert offline.page(record).read_text(encoding="utf-8") == offline.OUT.with_suffix(".md").read_text(
+        encoding="utf-8"
+    )
+
+
 def test_kills_are_listed_by_algorithm_with_the_code_that_was_killed(tmp_path):
     line = {"killed": "superlink", "in_time": True, "longest_wait_s": 1.0, "timeout_s": 300.0, "whole_s": 9.0}
     line |= {"equal": True, "left": 0}
