@@ -50,11 +50,19 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def make(place: Path, sites: Sequence[str] = ("a", "b", "c"), *, samples: int = 20, **settings: Any) -> Deployment:
-    """Make a federation with small arrays in `place`, ready to be started."""
+def make(
+    place: Path,
+    sites: Sequence[str] = ("a", "b", "c"),
+    *,
+    later: Sequence[str] = (),
+    samples: int = 20,
+    **settings: Any,
+) -> Deployment:
+    """Make a federation with small arrays in `place`, ready to be started; sites of `later` have data, but no place."""
     generator = np.random.default_rng(3)
-    arrays, paths = {}, {name: place / f"{name}.npz" for name in sites}
-    for i, name in enumerate(sites):
+    names = [*sites, *later]
+    arrays, paths = {}, {name: place / f"{name}.npz" for name in names}
+    for i, name in enumerate(names):
         count = samples + 5 * i
         arrays[name] = generator.normal(size=(count, 4)).astype(np.float32), np.arange(count) % CLASSES
         np.savez(paths[name], x=arrays[name][0], y=arrays[name][1])
@@ -63,16 +71,24 @@ def make(place: Path, sites: Sequence[str] = ("a", "b", "c"), *, samples: int = 
         pairs = list(arrays.values())
         return Federation.from_arrays(pairs, task="classification", classes=CLASSES, normalize="none")
 
-    return make_with(place, paths, together, **settings)
+    return make_with(place, paths, together, members=sites, **settings)
 
 
 def make_with(
-    place: Path, paths: dict[str, Path], together: Callable[[Card], Federation], **settings: Any
+    place: Path,
+    paths: dict[str, Path],
+    together: Callable[[Card], Federation],
+    *,
+    members: Sequence[str] = (),
+    **settings: Any,
 ) -> Deployment:
-    """Make a federation with data that lie at these paths; the schema is drafted from those of the first site."""
+    """Make a federation with data that lie at these paths; the schema is drafted from those of the first site.
+
+    `members` are the sites that take part from the start, by default all.
+    """
     port, superlink_port = free_ports(2)
     chosen = {**SETTINGS, "port": port, "superlink_port": superlink_port, **settings}
-    folder = init(place / "federation", "127.0.0.1", list(paths), next(iter(paths.values())), **chosen)
+    folder = init(place / "federation", "127.0.0.1", list(members or paths), next(iter(paths.values())), **chosen)
     return Deployment(folder, paths, together)
 
 

@@ -2,6 +2,7 @@
 
     python -m drills.kills site --drills 20 --seed 1       # a site's SuperNode or worker
     python -m drills.kills server --drills 20 --seed 2     # the SuperLink or the executor of the ServerApp
+    python -m drills.kills site --drills 5 --algorithm ditto
     python -m drills.kills page                            # results/reliability/kills.md
 
 Several drills share one federation. A drill waits for a random moment within a round's time, kills, and waits until
@@ -19,18 +20,21 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from fedabml.federation import operate, pids
 from fedabml.federation.folders import ServerFolder
 from fedabml.federation.supervisor import PIDS
+from fedabml.runs.provenance import code, hardware
 
 from . import deployment as drill
 from .deployment import Deployment
 
-RESULTS = Path(__file__).resolve().parents[1] / "results/reliability"
-LINES, PAGE = RESULTS / "kills.jsonl", RESULTS / "kills.md"
+LINES = Path(__file__).resolve().parents[1] / "results/reliability/kills.jsonl"
 SITES = ("a", "b", "c")
 TIMEOUT, SLACK = 20.0, 5.0  # seconds: the time-out of a round, and by how much a round may exceed it
 PART = 5  # drills that share a federation
@@ -43,7 +47,8 @@ def main() -> None:
     parser.add_argument("what", choices=("site", "server", "page"))
     parser.add_argument("--drills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--algorithm", default="scaffold")
+    parser.add_argument("--algorithm", default="scaffold", help="of every algorithm, what its sites keep is compared")
+    parser.add_argument("--out", type=Path, default=LINES, help="the file of lines; the page lies beside it")
     options = parser.parse_args()
     if options.what != "page":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the federation is ended, too
@@ -52,12 +57,13 @@ def main() -> None:
             count = min(PART, options.drills - first)
             with tempfile.TemporaryDirectory(prefix="drill") as place:
                 lines = _federation(Path(place), options.what, count, chance, options.algorithm)
-            RESULTS.mkdir(parents=True, exist_ok=True)
-            with LINES.open("a", encoding="utf-8") as file:
+            options.out.parent.mkdir(parents=True, exist_ok=True)
+            with options.out.open("a", encoding="utf-8") as file:
                 for line in lines:
                     file.write(json.dumps({"seed": options.seed, **line}) + "\n")
-    PAGE.write_text(page(), encoding="utf-8")
-    print(PAGE.read_text(encoding="utf-8"))
+    text = page(options.out)
+    options.out.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
 
 
 def _federation(place: Path, what: str, count: int, chance: random.Random, algorithm: str) -> list[dict[str, Any]]:
@@ -80,7 +86,8 @@ def _federation(place: Path, what: str, count: int, chance: random.Random, algor
         time.sleep(chance.uniform(0, 3))
     finally:
         left = drill.end(folder)
-    verdict = _verdict(deployment, what, left)
+    verdict = {"algorithm": algorithm, **_verdict(deployment, what, left)}
+    verdict |= {"code": code(), "hardware": hardware(torch.device("cpu"))}
     print(json.dumps(verdict), flush=True)
     return [{**line, **verdict} for line in lines]
 
@@ -142,32 +149,37 @@ def _verdict(deployment: Deployment, what: str, left: list[int]) -> dict[str, An
     return {"equal": equal, "rounds": saved.state.round, "coordinators": runs, "left": len(left)}
 
 
-def page() -> str:
+def page(record: Path) -> str:
     """Return the page of all recorded drills."""
-    lines = [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()] if LINES.exists() else []
+    lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()] if record.exists() else []
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for line in lines:
+        groups.setdefault((line["killed"], line.get("algorithm", "scaffold")), []).append(line)
     rows = []
-    for killed in sorted({line["killed"] for line in lines}):
-        group = [line for line in lines if line["killed"] == killed]
+    for (killed, algorithm), group in sorted(groups.items()):
         back = sorted(line["whole_s"] for line in group)
         rows.append(
-            f"| {killed} | {len(group)} | {sum(line['in_time'] for line in group)} | "
+            f"| {killed} | {algorithm} | {len(group)} | {sum(line['in_time'] for line in group)} | "
             f"{max(line['longest_wait_s'] for line in group):.1f} of {group[0]['timeout_s']:.0f} | "
             f"{back[len(back) // 2]:.0f} ({back[-1]:.0f}) | {sum(line['equal'] for line in group)} | "
             f"{sum(line['left'] for line in group)} |"
         )
-    return "\n".join([*_HEAD, *rows, "", *_NOTES]) + "\n"
+    made = Counter((line.get("code", ""), line.get("hardware", "")) for line in lines)
+    named = [f"code {digest} on {machine}: {count}" for (digest, machine), count in made.items() if digest]
+    named += [f"no record of code and machine: {made['', '']}"] if made["", ""] else []
+    return "\n".join([*_HEAD, *rows, "", *_NOTES, *(f"- Drills with {text}." for text in named)]) + "\n"
 
 
 _HEAD = [
     "# Kills at random moments",
     "",
-    "Real processes on one machine of two cores: TLS, node authentication, nginx, three sites, SCAFFOLD. A process is",
-    "killed with SIGKILL at a random moment of a round. `python -m drills.kills` repeats the drills.",
+    "Real processes on one machine of two cores: TLS, node authentication, nginx, three sites. A process is killed",
+    "with SIGKILL at a random moment of a round. `python -m drills.kills` repeats the drills.",
     "kills.jsonl has one line per drill.",
     "",
-    "| killed | drills | rounds in time | longest wait of a round, s | whole again after s, median (most) | bits equal "
-    "| processes left |",
-    "|---|---|---|---|---|---|---|",
+    "| killed | algorithm | drills | rounds in time | longest wait of a round, s | whole again after s, median (most) "
+    "| bits equal | processes left |",
+    "|---|---|---|---|---|---|---|---|",
 ]
 _NOTES = [
     "- *rounds in time*: every attempt of a round after the kill ended within its time-out + 5 s.",

@@ -1,11 +1,14 @@
 """Send poisoned and broken replies in a real federation: TLS, node authentication, nginx, three sites that train.
 
-    python -m drills.poison [--out results/reliability/poison.jsonl]
+    python -m drills.poison [--algorithms fedabml,scaffold,ditto,fedpop] [--out results/reliability/poison.jsonl]
     python -m drills.poison page [--out results/reliability/poison.jsonl]
 
 Site c is registered and hostile (`drills.poisoned_worker`): in every round it sends another poison. Each must be
 rejected with its reason, no process may be restarted, and at the end θ must be finite and have the bits of the
 simulator in which c took part only in rounds of honest replies. `page` writes the record as a page beside it.
+
+A federation tries at most `PART` poisons, and its lines are written when it has ended. So an interrupted drill goes on
+where it was when the same command is repeated; what other code has recorded is tried again.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from fedabml.federation import operate, pids
 from fedabml.federation.folders import ServerFolder, SiteFolder
 from fedabml.federation.proxy import run_folder
 from fedabml.federation.supervisor import PIDS
+from fedabml.files.paths import write
 from fedabml.files.sheets import markdown_table
 from fedabml.runs.provenance import code, hardware
 
@@ -40,6 +44,7 @@ SITES = ("a", "b", "c")
 BAD = "c"
 TIMEOUT = 20.0  # seconds of a round
 MOST = 900.0  # seconds to wait for anything
+PART = 12  # poisons that share a federation
 # Words of the reasons: of poisons that the encoded message cannot carry, so that it is refused when it is decoded...
 DECODED = {
     "extra with control characters": "printable name",
@@ -65,20 +70,24 @@ WIRE = {
     "100 MB in one part": "",
 }
 WORDS = {name: words for name, (_, words) in (POISONS | SCAFFOLD_POISONS).items()} | DECODED | WIRE
-# The poisons by algorithm. SCAFFOLD's sites keep a state, which must not follow a rejected reply.
+# The poisons by algorithm. Sites of the other algorithms keep a state, which must not follow a rejected reply.
+_KEPT = ("NaN everywhere", "empty", "negative samples", "loss NaN", "another's code", "twice", "late")
 FEDERATIONS: dict[str, tuple[str, ...]] = {
     "fedabml": (*POISONS, *WIRE),
-    "scaffold": (*SCAFFOLD_POISONS, "empty", "negative samples", "loss NaN", "another's code", "twice", "late"),
+    "scaffold": (*_KEPT, "share 0"),
+    "ditto": _KEPT,
+    "fedpop": _KEPT,
 }
 
 
-def drill(place: Path, algorithm: str, kinds: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Send poisons in a new deployment and return the record; `kinds` names them, by default all of the algorithm."""
+def drill(place: Path, algorithm: str, kinds: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Send the poisons of these kinds in a new deployment and return the record."""
     chosen = {"algorithm": algorithm, "hyper": {"weights": "samples"}, "rounds": 1_000_000, "rest_rounds": 0}
     deployment = make(place, SITES, round_timeout=TIMEOUT, max_message_mb=8, **chosen)
     folder, paths = deployment.folder, deployment.paths
     hostile = operate.join(folder.archive(BAD), paths[BAD], place / "hostile", start_now=False)
-    plan = [each for kind in kinds or FEDERATIONS[algorithm] for each in (kind, *([HONEST] if kind in WIRE else []))]
+    plan = [HONEST]  # "an earlier reply again" needs one
+    plan += [each for kind in kinds for each in (kind, *([HONEST] if kind in WIRE else []))]
     supervisor = None
     try:
         operate.up(folder.path, {name: paths[name] for name in SITES if name != BAD})
@@ -111,8 +120,8 @@ def drill(place: Path, algorithm: str, kinds: tuple[str, ...] = ()) -> list[dict
     summary |= {"repeats": len(listed(folder, "repeat")), "coordinators": len(listed(folder, "start"))}
     summary |= {"incomplete": sum(not {"a", "b"} <= set(names) for names in counted_sites(folder))}
     summary |= {"counted_again": again, "restarts": restarts, "left_processes": len(left), "timeout_s": TIMEOUT}
-    lines = [{"algorithm": algorithm, **each} for each in [*lines, summary]]
-    return [*lines[:-1], lines[-1] | {"code": code(), "hardware": hardware(torch.device("cpu"))}]
+    made = {"code": code(), "hardware": hardware(torch.device("cpu"))}
+    return [{"algorithm": algorithm, **each, **made} for each in [*lines, summary]]
 
 
 def _start(hostile: SiteFolder, place: Path) -> subprocess.Popen[bytes]:
@@ -200,14 +209,13 @@ def verdicts(events: list[dict[str, Any]], sent: list[dict[str, Any]]) -> list[d
 
 def page(record: Path) -> Path:
     """Write the page of a record into the same folder."""
-    lines = [json.loads(text) for text in record.read_text(encoding="utf-8").splitlines()]
-    parts = [
-        _part(summary, [each for each in lines if each["algorithm"] == summary["algorithm"] and "kind" in each])
-        for summary in lines
-        if summary.get("summary")
-    ]
+    lines = _read(record)
+    by_algorithm: dict[str, list[dict[str, Any]]] = {}
+    for each in lines:
+        by_algorithm.setdefault(each["algorithm"], []).append(each)
     poisons = [each for each in lines if "kind" in each]
-    last = lines[-1]
+    summaries = [each for each in lines if each.get("summary")]
+    codes, machines = (", ".join(sorted({each[name] for each in summaries})) for name in ("code", "hardware"))
     text = (
         "# Poisoned and broken replies\n\n"
         "Federations on loopback: TLS, node authentication, nginx, sites a, b and c; site c is registered and hostile. "
@@ -216,20 +224,20 @@ def page(record: Path) -> Path:
         "did not count, or counted once where the site sent one reply twice. For "
         f"{sum(each['kind'] != 'twice' and not each['times'] for each in poisons)} of them the events list no "
         "rejection, but the site as missing: nothing complete had reached the coordinator.\n\n"
-        f"{''.join(parts)}"
+        f"{''.join(_section(name, part) for name, part in by_algorithm.items())}"
         "## What the columns mean\n\n"
         "- *times*: how often the coordinator rejected a reply of this kind. A reply that cannot be decoded, or has a "
         "wrong authentication code, may be another's work. So the order is sent again up to three times, which takes "
         "some seconds.\n"
         f"- *round*: seconds of the round. After a reply that answers no open order, the round waits for the right "
-        f"one until its time-out of {last['timeout_s']:.0f} s. Such a site slows rounds down until the operator "
+        f"one until its time-out of {TIMEOUT:.0f} s. Such a site slows rounds down until the operator "
         "removes it.\n"
         "- *proxy*: nginx's answers other than 200 to messages and their parts since the row before, with the number "
         "of each. 413: a part is too large. 503: the site has used up its bytes of the round.\n"
         "- *no usable reply came before the round's time-out*: the events list the site as missing.\n"
         "- A reply in another site's name that is sent over Flower as that site's is on the page "
         "[strangers](strangers.md).\n\n"
-        f"Data: `{record.name}`. Code: {last['code']}. Machine: {last['hardware']}.\n"
+        f"Data: `{record.name}`. Code: {codes}. Machine: {machines}.\n"
         "Reproduce: `python -m drills.poison --out FILE`, then `python -m drills.poison page --out FILE`.\n"
     )
     target = record.with_suffix(".md")
@@ -237,8 +245,12 @@ def page(record: Path) -> Path:
     return target
 
 
-def _part(summary: dict[str, Any], kinds: list[dict[str, Any]]) -> str:
-    """Return the page's section on one federation."""
+def _section(algorithm: str, lines: list[dict[str, Any]]) -> str:
+    """Return the page's section on the federations with one algorithm."""
+    kinds, parts = [each for each in lines if "kind" in each], [each for each in lines if each.get("summary")]
+    restarts: Counter[str] = sum((Counter(part["restarts"]) for part in parts), Counter())
+    total = {name: sum(part[name] for part in parts) for name in ("rounds", "incomplete", "repeats", "left_processes")}
+    always = {name: all(part[name] for part in parts) for name in ("finite", "theta_equal", "counted_again")}
     rows = [
         [
             each["kind"],
@@ -250,18 +262,24 @@ def _part(summary: dict[str, Any], kinds: list[dict[str, Any]]) -> str:
         for each in kinds
     ]
     return (
-        f"## {summary['algorithm']}\n\n"
+        f"## {algorithm}\n\n"
         f"{markdown_table(['reply of site c', 'reason in the events', 'times', 'round, s', 'verdict'], rows)}\n\n"
-        f"- θ after {summary['rounds']} rounds is finite: **{_yes(summary['finite'])}**. θ and the states that sites "
-        "keep have the bits of the simulator in which site c takes part only in the rounds in which its reply "
-        f"counted: **{_yes(summary['theta_equal'])}**.\n"
-        f"- Rounds in which the reply of site a or b did not count: {summary['incomplete']}. Repeated rounds: "
-        f"{summary['repeats']}.\n"
-        f"- Restarts of processes: {_restarts(summary['restarts'])}. Starts of the coordinator: "
-        f"{summary['coordinators']}. Processes left after the end: {summary['left_processes']}.\n"
-        f"- Site c counted again when it was honest after all of these: {_yes(summary['counted_again'])}.\n"
-        f"{'- ' + summary['note'] + chr(10) if summary.get('note') else ''}\n"
+        f"- Federations: {len(parts)}, with {total['rounds']} rounds. θ at the end of each is finite: "
+        f"**{_yes(always['finite'])}**. θ and the states that sites keep have the bits of the simulator in which site "
+        f"c takes part only in the rounds in which its reply counted: **{_yes(always['theta_equal'])}**.\n"
+        f"- Rounds in which the reply of site a or b did not count: {total['incomplete']}. Repeated rounds: "
+        f"{total['repeats']}.\n"
+        f"- Restarts of processes: {_restarts(restarts)}. Starts of the coordinator in each federation: "
+        f"{', '.join(str(part['coordinators']) for part in parts)}. Processes left after the end: "
+        f"{total['left_processes']}.\n"
+        f"- Site c counted again when it was honest at the end: {_yes(always['counted_again'])}.\n"
+        f"{''.join('- ' + part['note'] + chr(10) for part in parts if part.get('note'))}\n"
     )
+
+
+def _read(record: Path) -> list[dict[str, Any]]:
+    """Return the lines of a record, or nothing if it does not exist."""
+    return [json.loads(text) for text in record.read_text(encoding="utf-8").splitlines()] if record.exists() else []
 
 
 def _yes(value: bool) -> str:
@@ -285,14 +303,31 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the federation is ended, too
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    lines: list[dict[str, Any]] = []
-    for algorithm in options.algorithms.split(","):
-        with tempfile.TemporaryDirectory(prefix="drill") as place:
-            lines += drill(Path(place), algorithm, tuple(filter(None, options.kinds.split(","))))
-        print(json.dumps(lines[-1]), flush=True)
-        options.out.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
-    summaries = [each for each in lines if each.get("summary")]
+    chosen = {name: _split(options.kinds) or FEDERATIONS[name] for name in _split(options.algorithms)}
+    for algorithm, kinds in chosen.items():
+        left = to_do(_read(options.out), algorithm, kinds)
+        for first in range(0, len(left), PART):
+            with tempfile.TemporaryDirectory(prefix="drill") as place:
+                lines = drill(Path(place), algorithm, left[first : first + PART])
+            print(json.dumps(lines[-1]), flush=True)
+            earlier = [each for each in _read(options.out) if each["algorithm"] != algorithm or _current(each)]
+            write(options.out, "".join(json.dumps(each) + "\n" for each in [*earlier, *lines]))
+    summaries = [each for each in _read(options.out) if each.get("summary") and each["algorithm"] in chosen]
     return 0 if all(each[name] for each in summaries for name in ("rejected_all", "theta_equal", "finite")) else 1
+
+
+def to_do(lines: list[dict[str, Any]], algorithm: str, kinds: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the kinds that this code has not yet recorded for an algorithm."""
+    done = {each.get("kind") for each in lines if each["algorithm"] == algorithm and _current(each)}
+    return tuple(kind for kind in kinds if kind not in done)
+
+
+def _current(line: dict[str, Any]) -> bool:
+    return bool(line.get("code") == code())
+
+
+def _split(words: str) -> tuple[str, ...]:
+    return tuple(filter(None, words.split(",")))
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
     python -m drills.round_time run --turns 4 --rounds 6
     python -m drills.round_time page                       # results/reliability/round_time.md
 
-Three arms take turns, each with its own SuperLink (TLS, node authentication, database) and three sites:
+Four arms take turns, each with its own SuperLink (TLS, node authentication, database) and three sites:
 `flower` is Flower's FedAvg strategy and a plain torch client with Flower's defaults, which start a process per message;
-`cold` is fedabml's app started in the same way (flower-superexec and `clientapp`); `warm` is a federation as
-`fedabml federation up` runs it: resident workers, and nginx before the SuperLink. The first round of a turn is left
-out. Every round is one line of results/reliability/round_time.jsonl.
+`cold` is fedabml's app started in the same way (flower-superexec and `clientapp`); `warm` is a federation as `fedabml
+federation up` runs it: resident workers, and nginx before the SuperLink; `torch` is `warm`, but its workers train with
+the torch loop of `flower` (`drills.torch_client`) in place of fedabml's engine. The arms of every turn begin with
+another one. The first round of a turn is left out. Every round is one line of results/reliability/round_time.jsonl.
 """
 
 from __future__ import annotations
@@ -22,57 +23,51 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedabml.federation import operate
 from fedabml.federation.archive import unpack
 from fedabml.federation.folders import ServerFolder, SiteFolder
 from fedabml.federation.init import init
+from fedabml.runs.provenance import code, hardware
 
 from . import deployment as drill
+from . import torch_client
 from .pages import wrapped
+from .torch_client import BATCH, CLASSES, EPOCHS, FEATURES, HIDDEN, RATE
 
-RESULTS = Path(__file__).resolve().parents[1] / "results/reliability"
-LINES, PAGE = RESULTS / "round_time.jsonl", RESULTS / "round_time.md"
-ARMS = ("flower", "cold", "warm")
+LINES = Path(__file__).resolve().parents[1] / "results/reliability/round_time.jsonl"
+ARMS = ("flower", "cold", "warm", "torch")
 SITES = ("a", "b", "c")
-FEATURES, CLASSES, SAMPLES, HIDDEN = 100, 10, 1000, (200, 200)
-EPOCHS, BATCH, RATE = 1, 50, 0.05
+SAMPLES = 1000  # of a site
 MOST = 1800.0  # seconds to wait for anything
 TIMES = "FEDABML_DRILL_TIMES"  # names the file in which Flower's arm notes the end of every round
 
-_CLIENT = f'''"""The torch client of the drill."""
+_CLIENT = '''"""The torch client of the drill."""
 
-import numpy as np
-import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedabml_app.model import network
+from fedabml_app.torch_client import load, network, train as train_model
 
 app = ClientApp()
 
 
 @app.train()
 def train(message, context):
-    with np.load(context.node_config["data"], allow_pickle=False) as file:
-        x, y = torch.from_numpy(file["x"]), torch.from_numpy(file["y"])
+    x, y = load(context.node_config["data"])
     model = network()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    optimizer = torch.optim.SGD(model.parameters(), lr={RATE})
-    for _ in range({EPOCHS}):
-        for rows in torch.randperm(len(x)).split({BATCH}):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-            optimizer.step()
-    metrics = MetricRecord({{"num-examples": len(x)}})
-    return Message(RecordDict({{"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}}), reply_to=message)
+    train_model(model, x, y)
+    metrics = MetricRecord({"num-examples": len(x)})
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
 '''
 _SERVER = f'''"""Flower's FedAvg."""
 
@@ -83,7 +78,7 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 
-from fedabml_app.model import network
+from fedabml_app.torch_client import network
 
 app = ServerApp()
 
@@ -100,47 +95,45 @@ def main(grid, context):
     arrays = ArrayRecord(network().state_dict())
     strategy.start(grid=grid, initial_arrays=arrays, num_rounds=ROUNDS, evaluate_fn=note)
 '''
-_MODEL = f'''"""The network of both sides."""
-
-from torch import nn
-
-
-def network():
-    a, b = {HIDDEN}
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear({FEATURES}, a), nn.ReLU(), nn.Linear(a, b), nn.ReLU(), nn.Linear(b, {CLASSES})
-    )
-'''
 
 
 def main() -> None:
     """Run turns, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "page"))
-    parser.add_argument("--turns", type=int, default=4)
+    parser.add_argument("--turns", type=int, default=4, help="a multiple of the number of arms")
     parser.add_argument("--rounds", type=int, default=6, help="of a turn; the first is left out")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    parser.add_argument("--out", type=Path, default=LINES, help="the file of lines; the page lies beside it")
     options = parser.parse_args()
-    RESULTS.mkdir(parents=True, exist_ok=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     if options.what == "run":
         started = int(time.time())
         for turn in range(options.turns):
-            for arm in options.arms:
+            for arm in rotated(options.arms, turn):
                 load = os.getloadavg()[0]
                 with tempfile.TemporaryDirectory(prefix="drill") as place:
                     seconds = run_turn(arm, Path(place), options.rounds)
                 facts = {"started": started, "arm": arm, "turn": turn, "load": load, **machine()}
-                with LINES.open("a", encoding="utf-8") as file:
+                with options.out.open("a", encoding="utf-8") as file:
                     for number, value in enumerate(seconds, 2):
                         file.write(json.dumps({**facts, "round": number, "seconds": round(value, 3)}) + "\n")
                 print(f"turn {turn} {arm}: {' '.join(f'{value:.1f}' for value in seconds)} s (load {load:.1f})")
-    PAGE.write_text(wrapped(page()), encoding="utf-8")
-    print(PAGE.read_text(encoding="utf-8"))
+    text = wrapped(page(options.out))
+    options.out.with_suffix(".md").write_text(text, encoding="utf-8")
+    print(text)
+
+
+def rotated(arms: Sequence[str], turn: int) -> list[str]:
+    """Return the arms in the order of a turn, so that each is in every place equally often."""
+    first = turn % len(arms)
+    return [*arms[first:], *arms[:first]]
 
 
 def machine() -> dict[str, Any]:
-    """Return facts about the machine that influence the seconds."""
-    return {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()}
+    """Return what influences the seconds: cores, version of Python, this package's code, and the machine."""
+    made = {"code": code(), "hardware": hardware(torch.device("cpu"))}
+    return {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), **made}
 
 
 def run_turn(arm: str, place: Path, rounds: int) -> list[float]:
@@ -157,13 +150,13 @@ def run_turn(arm: str, place: Path, rounds: int) -> list[float]:
         **{"port": port, "superlink_port": superlink_port},
     }
     folder = init(place / "federation", "127.0.0.1", list(SITES), data["a"], **settings)
-    if arm == "warm":
-        operate.up(folder.path, data)
-        try:
-            return _our_seconds(folder, rounds)
-        finally:
-            drill.end(folder)
     with ExitStack() as stack:
+        if arm in ("warm", "torch"):
+            stack.callback(drill.end, folder)
+            operate.up(folder.path, data if arm == "warm" else {})
+            if arm == "torch":
+                _start_torch_sites(stack, folder, data)
+            return _our_seconds(folder, rounds)
         times = place / "times"
         if arm == "flower":
             _write_flower_app(folder.app, rounds)
@@ -198,7 +191,8 @@ def _noted(path: Path) -> list[float]:
 
 def _write_flower_app(app: Path, rounds: int) -> None:
     """Replace the modules of the federation's app by those of one with Flower's FedAvg."""
-    texts = {"client_app": _CLIENT, "server_app": _SERVER.replace("ROUNDS", str(rounds)), "model": _MODEL}
+    texts = {"client_app": _CLIENT, "server_app": _SERVER.replace("ROUNDS", str(rounds))}
+    texts["torch_client"] = Path(torch_client.__file__).read_text(encoding="utf-8")
     for name, text in texts.items():
         (app / "fedabml_app" / f"{name}.py").write_text(text, encoding="utf-8")
 
@@ -219,6 +213,20 @@ def _start_stock(stack: ExitStack, arm: str, folder: ServerFolder, data: dict[st
         site = unpack(folder.archive(name), folder.path / "local" / name, path)
         stack.enter_context(_process(_node(arm, site, address, path), environment, site.run / "supernode.log"))
     commands.submit_run(folder)
+
+
+def _start_torch_sites(stack: ExitStack, folder: ServerFolder, data: dict[str, Path]) -> None:
+    """Start all sites, with workers that train with the torch loop of Flower's arm."""
+    place = folder.path.parent / "torch"
+    sites = [operate.set_up_site(folder.archive(name), place / name, path) for name, path in data.items()]
+    for site in sites:
+        site.make()
+    words = ["supervise", str(place / "run"), *(str(site.path) for site in sites)]
+    root = str(Path(__file__).resolve().parents[1])
+    variables = {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))}
+    (place / "run").mkdir()
+    command = [sys.executable, "-m", "drills.torch_worker", *words]
+    stack.enter_context(_process(command, variables, place / "supervisor.log"))
 
 
 def _node(arm: str, site: SiteFolder, address: str, data: Path) -> list[str]:
@@ -262,16 +270,20 @@ def _process(command: list[str], environment: dict[str, str], log: Path) -> Iter
                 pass
 
 
-def page() -> str:
+def page(record: Path) -> str:
     """Return the page of all recorded rounds."""
-    lines = [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()] if LINES.exists() else []
+    lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()] if record.exists() else []
     head = [
         "# Seconds per round beside Flower's own FedAvg",
         "",
         f"Three sites on one machine, an MLP {FEATURES}-{'-'.join(map(str, HIDDEN))}-{CLASSES} in float32, {SAMPLES} "
         f"samples a site, {EPOCHS} epoch in minibatches of {BATCH}, learning rate {RATE}. TLS, node authentication and "
-        "a database in every arm; `warm` passes nginx besides. The arms took turns. A round's seconds run from the end "
-        "of one round to the end of the next; the first round of a turn is left out.",
+        "a database in every arm; resident workers pass nginx, too. The arms took turns. A round's seconds run from "
+        "the end of one round to the end of the next; the first round of a turn is left out.",
+        "",
+        "The local work is the same in every arm: network, data, epochs, minibatches and learning rate. The arms "
+        "that name the torch loop run the same one (`drills/torch_client.py`); they differ in transport, processes and "
+        "checks. The others train with fedabml's engine, so beside Flower's they compare whole systems.",
         "",
         "| arm | rounds | median | least | most | turns: median beside Flower's of the same turn |",
         "|---|---|---|---|---|---|",
@@ -286,13 +298,16 @@ def page() -> str:
     if loads:
         cores = sorted({line["cores"] for line in lines})
         head += ["", f"Cores: {cores}. Load of the machine before a turn: {min(loads):.1f} to {max(loads):.1f}."]
+        made = sorted({(line.get("code", "not recorded"), line.get("hardware", "not recorded")) for line in lines})
+        head += [f"Code: {digest}. Machine: {name}." for digest, name in made]
     return "\n".join([*head, "", "Made by `python -m drills.round_time run`; lines: `round_time.jsonl`.", ""])
 
 
 _NAMES = {
-    "flower": "Flower's FedAvg, plain torch client",
+    "flower": "Flower's FedAvg, plain torch loop",
     "cold": "fedabml, a process per message",
     "warm": "fedabml, resident workers",
+    "torch": "fedabml, resident workers, the torch loop of Flower's arm",
 }
 
 

@@ -1,10 +1,16 @@
 """Measure `fedabml serve` under load: it runs as a separate process, and many clients call it at once.
 
-    python -m drills.serve [--seconds 60] [--clients 50] [--rows 1] [--out results/reliability/serving.jsonl]
+    python -m drills.serve [--arms load,wrong,random] [--seconds 60] [--clients 50] [--rows 1]
+        [--out results/reliability/serving.jsonl]
 
-Half of the requests are JSON and half CSV; one in twenty is malformed and must be refused. Halfway, a newer posterior
-replaces the first, and no request may be lost. Every answer is compared with `Posterior.predict`. The record has
-requests per second, quantiles of the latency seen by clients, statuses, and the service's memory and processor time.
+`load`: half of the requests are JSON and half CSV; one in twenty is malformed and must be refused. Halfway, a newer
+posterior replaces the first, and no request may be lost. Every answer is compared with `Posterior.predict`. The record
+has requests per second, quantiles of the latency seen by clients, statuses, and the service's memory and processor
+time.
+`wrong`: every request of `drills.serve_requests.BAD_TABLES`, and bodies of 100 MB, again and again; each must be
+refused with its status and its sentence.
+`random`: random requests to every page, made from the service's own description.
+Both record the statuses by class and the service's memory before, during and after.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pandas as pd
 import torch
@@ -34,9 +41,14 @@ from fedabml.files.sheets import markdown_table
 from fedabml.runs.outputs import output_columns
 from fedabml.runs.provenance import code, hardware
 
+from .pages import wrapped
+from .serve_requests import BAD_TABLES, JSON, MAX_BYTES, MAX_ROWS, ROW, fuzz
+
 TOKEN = "a token for a benchmark"
 BAD = b'{"rows": [{"age": "old"}]}'
 WORST = 1e-6  # difference of a probability from `predict`
+LARGE = 100_000_000  # bytes of a body that must not reach the memory
+ARMS = ("load", "wrong", "random")
 
 
 def patients(n: int, seed: int) -> pd.DataFrame:
@@ -50,21 +62,22 @@ def patients(n: int, seed: int) -> pd.DataFrame:
     return frame
 
 
-def posteriors() -> list[fedabml.Posterior]:
-    """Return two posteriors of one prior, an MLP on the synthetic table."""
-    fed = fedabml.read_table(patients(600, 0), client="site", target="ill")
+def posteriors(drop: tuple[str, ...] = ()) -> list[fedabml.Posterior]:
+    """Return two posteriors of one prior, an MLP on the synthetic table without some columns."""
+    fed = fedabml.read_table(patients(600, 0).drop(columns=[*drop]), client="site", target="ill")
     run = fedabml.train(fed, "mlp", fedabml.FedABML(lr=0.05), rounds=5, participation=1.0, epochs=1, evaluate=False)
-    own = patients(200, 1)
+    own = patients(200, 1).drop(columns=[*drop])
     return [run.prior.personalize(own, validation=0.3, seed=seed, epochs=seed + 1) for seed in (0, 1)]
 
 
 @contextmanager
-def service(path: Path, folder: Path) -> Iterator[tuple[int, subprocess.Popen[str]]]:
+def service(path: Path, folder: Path, *options: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
     """Start the service; yields its port and process."""
     token = folder / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
     command = [sys.executable, "-m", "fedabml", "serve", str(path), "--port", "0", "--token-file", str(token)]
+    command += options
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -185,6 +198,79 @@ async def load(
     }  # fmt: skip
 
 
+class Watched:
+    """The resident bytes of a process, looked at now and then."""
+
+    def __init__(self, process: int) -> None:
+        self._process, self.sizes = process, [memory(process)]
+
+    def look(self) -> None:
+        """Note the bytes of this moment."""
+        self.sizes.append(memory(self._process))
+
+    def found(self) -> dict[str, int]:
+        """Return the bytes at first, at last and at most."""
+        self.look()
+        return {"memory_first": self.sizes[0], "memory_last": self.sizes[-1], "memory_most": max(self.sizes)}
+
+
+def wrong(url: str, process: int, turns: int) -> dict[str, Any]:
+    """Send every wrong request in turns, and return what was answered."""
+    statuses: Counter[int] = Counter()
+    unexpected, seen = [], None
+    limits = httpx.Limits(max_keepalive_connections=1)
+    with httpx.Client(base_url=url, headers={"authorization": f"Bearer {TOKEN}"}, timeout=60, limits=limits) as client:
+        for turn in range(turns + 1):
+            for name, (body, headers, status, words) in {**BAD_TABLES, **_large()}.items():
+                try:
+                    reply = client.post("/predict", content=body() if callable(body) else body, headers=headers)
+                    found, text = reply.status_code, reply.text
+                except httpx.TransportError:  # closed while the body was on its way; allowed for a large one
+                    found, text = 0, ""
+                refused = found == status and words in json.loads(text)["detail"]
+                if not refused and not (found == 0 and callable(body)):
+                    unexpected.append([name, found, text[:200]])
+                statuses[found] += turn > 0
+                if seen and callable(body):
+                    seen.look()
+            seen = seen or Watched(process)  # the first turn warms the service up
+        answer = client.post("/predict", json={"rows": [ROW]}).status_code
+    assert seen is not None
+    return _counted(statuses, unexpected) | {"cases": len(BAD_TABLES) + 2, "answers_after": answer, **seen.found()}
+
+
+def _large() -> dict[str, Any]:
+    """Return the bodies that are far larger than the limit: one with its length declared, and one without."""
+
+    def chunks() -> Iterator[bytes]:
+        for _ in range(LARGE // 1_000_000):
+            yield bytes(1_000_000)
+
+    declared = JSON | {"content-length": str(LARGE)}
+    return {
+        "100 MB, declared": (chunks, declared, 413, "bytes"),
+        "100 MB, in chunks": (chunks, JSON, 413, "bytes"),
+    }
+
+
+def random_requests(url: str, process: int, requests: int, parts: int = 10) -> dict[str, Any]:
+    """Send random requests to every page, and return what was answered."""
+    fuzz(url, requests // parts, seed=10**6, token=TOKEN)  # warms the service up
+    seen, statuses, unexpected, pages = Watched(process), Counter[int](), list[Any](), set[str]()
+    for part in range(parts):
+        found = fuzz(url, requests // parts, seed=part, token=TOKEN)
+        statuses += sum(found.statuses.values(), Counter[int]())
+        unexpected += [[repr(sent)[:300], status, text] for sent, status, text in found.wrong]
+        pages |= found.statuses.keys()
+        seen.look()
+    return _counted(statuses, unexpected) | {"pages": sorted(pages), **seen.found()}
+
+
+def _counted(statuses: Counter[int], unexpected: list[Any]) -> dict[str, Any]:
+    found = {"statuses": {str(status): count for status, count in sorted(statuses.items())}}
+    return {"requests": statuses.total(), **found, "wrong": len(unexpected), "examples": unexpected[:5]}
+
+
 def keeping(posterior: fedabml.Posterior, turns: int = 30) -> dict[str, float]:
     """Return the milliseconds to predict one row, with weight samples drawn anew and with samples kept in memory."""
     frame, times = patients(1, 3), {"drawn_ms": [0.0] * 0, "kept_ms": [0.0] * 0}
@@ -200,23 +286,34 @@ def keeping(posterior: fedabml.Posterior, turns: int = 30) -> dict[str, float]:
 
 
 def page(records: list[dict[str, Any]]) -> str:
-    """Return the page of the records: one row for each, followed by notes."""
+    """Return the page of the records: the load on the service, and wrong and random requests."""
+    by_arm: dict[str, list[dict[str, Any]]] = {name: [] for name in ARMS}
+    for record in records:
+        by_arm[record.get("arm", "load")].append(record)
+    parts = [
+        "# Serving\n",
+        *([_load_part(by_arm["load"])] if by_arm["load"] else []),
+        *([_odd_part(by_arm["wrong"] + by_arm["random"])] if by_arm["wrong"] + by_arm["random"] else []),
+        "The records: [serving.jsonl](serving.jsonl).\n",
+    ]
+    return wrapped("\n".join(parts))
+
+
+def _load_part(records: list[dict[str, Any]]) -> str:
     head = ["clients", "rows", "seconds", "requests", "per second", "p50 ms", "p99 ms", "5xx", "lost", "wrong"]
     head += ["processor ms per request", "memory MiB, first and most", "load average"]
     rows = [
         [
             f"{r['clients']}", f"{r['rows']}", f"{r['seconds']:.0f}", f"{r['requests']}", f"{r['per_second']:.0f}",
-            f"{r['p50_ms']:.0f}", f"{r['p99_ms']:.0f}", f"{sum(n for s, n in r['statuses'].items() if s[0] == '5')}",
+            f"{r['p50_ms']:.0f}", f"{r['p99_ms']:.0f}", f"{_of_class(r, '5')}",
             f"{r['lost']}", f"{r['wrong']}", f"{r['processor_ms_per_request']:.1f}",
-            f"{r['memory_first'] / 2**20:.0f}, {r['memory_most'] / 2**20:.0f}", f"{r['load_average']:.0f}",
+            f"{_mib(r['memory_first'])}, {_mib(r['memory_most'])}", f"{r['load_average']:.0f}",
         ]
         for r in records
     ]  # fmt: skip
     last = records[-1]
     worst, weights = max(r["worst_difference"] for r in records), last["weights"]
-    return f"""# Serving
-
-    {last["command"]}
+    return f"""    {last["command"]}
 
 starts `fedabml serve` with the posterior of an MLP on a synthetic table, as a process of its own. All clients
 ask without pause: half of the requests are JSON, half CSV, and one in twenty must be refused. Halfway a newer
@@ -225,26 +322,80 @@ a probability differs by more than {WORST:g}, or if a good request is refused.
 
 {markdown_table(head, rows)}
 
-- The machine has {last["cores"]} cores ({last["hardware"]}), for clients and service together.
+- The machine has {last["cores"]} cores ({last["hardware"]}), for clients and service together. Code: {last["code"]}.
 - The load average tells how many programs wanted them. Above {last["cores"]}, other programs ran at the same time, and
   the service had only a part of a core. The figures hold for those conditions; they are no measure of a free machine.
 - The largest difference of a probability from `Posterior.predict` is {worst:.1g}.
 - Both posteriors answered requests, and no request was lost while one replaced the other.
 - A prediction of one row takes {weights["drawn_ms"]:.0f} ms if it draws its {last["weight_samples"]} weight samples and
   {weights["kept_ms"]:.0f} ms if they are kept: {weights["ratio"]:.1f} times less, measured in turn in one process.
-
-The records: [serving.jsonl](serving.jsonl).
 """
 
 
+def _odd_part(records: list[dict[str, Any]]) -> str:
+    names = {"wrong": "wrong, to /predict", "random": "random, to every page"}
+    head = ["requests", "number", "2xx", "3xx", "4xx", "5xx", "closed", "unexpected", "memory MiB, first, last, most"]
+    rows = [
+        [
+            names[r["arm"]], f"{r['requests']}", *(f"{_of_class(r, digit)}" for digit in "23450"), f"{r['wrong']}",
+            ", ".join(_mib(r[f"memory_{name}"]) for name in ("first", "last", "most")),
+        ]
+        for r in records
+    ]  # fmt: skip
+    made = sorted({(r["code"], r["hardware"]) for r in records})
+    return f"""## Wrong and random requests
+
+    {records[-1]["command"]}
+
+{markdown_table(head, rows)}
+
+- *wrong*: malformed, oversized and poisoned bodies (`drills/serve_requests.py`), among them NaN, infinities, other
+  types, unknown words, deep nesting, and 100 MB with and without a declared length, where {MAX_BYTES:,} bytes are
+  allowed. Each must be refused with its own status and a sentence that names the fault.
+- *random*: requests made from the service's own description (OpenAPI). Two of three are bodies to `/predict`: good
+  ones, with odd values, or with damaged bytes. The others go to all pages with random methods, headers, bodies and
+  tokens. An answer is unexpected if the description does not list its status, or if a refusal is no sentence.
+- *closed*: the service closed the connection while a body far beyond the limit was still on its way.
+- The first memory is that after a warm-up with requests of the same kind.
+{chr(10).join(f"- Code: {digest}. Machine: {name}." for digest, name in made)}
+"""
+
+
+def _of_class(record: dict[str, Any], digit: str) -> int:
+    return sum(count for status, count in record["statuses"].items() if status[0] == digit)
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.0f}"
+
+
 def main() -> None:
-    """Measure, print the record, add it to a file of JSON lines, and write the page beside it."""
+    """Measure, print the records, add them to a file of JSON lines, and write the page beside it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", default=",".join(ARMS), help="some of the arms, separated by commas")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--rows", type=int, default=1, help="rows of a request")
-    parser.add_argument("--out", type=Path, help="file of JSON lines to add the record to")
+    parser.add_argument("--turns", type=int, default=50, help="of all wrong requests")
+    parser.add_argument("--requests", type=int, default=10_000, help="random ones")
+    parser.add_argument("--out", type=Path, help="file of JSON lines to add the records to")
     args = parser.parse_args()
+    for arm in filter(None, args.arms.split(",")):
+        record = {"arm": arm, "command": " ".join(["python -m drills.serve", *sys.argv[1:]])}
+        record |= measure_load(args) if arm == "load" else measure_odd(arm, args)
+        record |= {"cores": os.cpu_count(), "code": code(), "hardware": hardware(torch.device("cpu"))}
+        print(json.dumps(record, indent=1), flush=True)
+        if args.out:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            with args.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+            records = [json.loads(line) for line in args.out.read_text(encoding="utf-8").splitlines()]
+            args.out.with_suffix(".md").write_text(page(records), encoding="utf-8")
+        assert not record.get("lost") and not record["wrong"] and not _of_class(record, "5")
+
+
+def measure_load(args: argparse.Namespace) -> dict[str, Any]:
+    """Start the service, put the load on it, and return what was seen."""
     old, new = posteriors()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -261,24 +412,24 @@ def main() -> None:
             cases.append(((json.dumps({"rows": rows}).encode(), frame.to_csv(index=False).encode()), expected))
         with service(path, folder) as (port, process):
             seen = asyncio.run(load(port, process.pid, path, newer.read_bytes(), args, cases))
-    record = {"command": " ".join(["python -m drills.serve", *sys.argv[1:]]), "clients": args.clients}
-    record |= {
-        "rows": args.rows,
-        **seen,
-        "weights": keeping(old),
-        "weight_samples": old.samples,
-        "cores": os.cpu_count(),
-        "code": code(),
-        "hardware": hardware(torch.device("cpu")),
-    }
-    print(json.dumps(record, indent=1))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        with args.out.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-        records = [json.loads(line) for line in args.out.read_text(encoding="utf-8").splitlines()]
-        args.out.with_suffix(".md").write_text(page(records), encoding="utf-8")
-    assert not record["lost"] and not record["wrong"] and not any(int(s) >= 500 for s in seen["statuses"])
+    record = {"clients": args.clients, "rows": args.rows, **seen}
+    return record | {"weights": keeping(old), "weight_samples": old.samples}
+
+
+def measure_odd(arm: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Start the service, send wrong or random requests, and return what was seen."""
+    posterior = posteriors(drop=("smoker",))[0]
+    with tempfile.TemporaryDirectory() as name:
+        path = posterior.save(Path(name) / "posterior.safetensors")
+        limits = ("--max-rows", str(MAX_ROWS), "--max-bytes", str(MAX_BYTES))
+        with service(path, Path(name), *limits) as (port, process):
+            begun, url = time.perf_counter(), f"http://127.0.0.1:{port}"
+            found = (
+                wrong(url, process.pid, args.turns)
+                if arm == "wrong"
+                else random_requests(url, process.pid, args.requests)
+            )
+    return found | {"seconds": time.perf_counter() - begun}
 
 
 if __name__ == "__main__":

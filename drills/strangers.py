@@ -5,7 +5,9 @@
 
 Sites a, b and c train without pause while every attack of `drills.attacks` is tried; site d is registered and hostile.
 At the end θ must have the bits of the simulator with the replies that counted, no process may have been restarted, and
-the SuperLink's memory must be bounded. `page` writes the record as a page beside it.
+the SuperLink's memory must be bounded. Then an undisturbed twin trains: the same federation without attacks. Its θ must
+have the bits of the attacked one's after the last attack before which no reply was lost. `page` writes the record as a
+page beside it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 
 import torch
 
+from fedabml.engine.server import ServerState
 from fedabml.federation import operate, pids
 from fedabml.federation.archive import unpack
 from fedabml.federation.folders import ServerFolder, SiteFolder
@@ -29,12 +32,14 @@ from fedabml.runs.provenance import code, hardware
 
 from . import attacks
 from .deployment import (
+    Deployment,
     counted_sites,
     differences,
     end,
     listed,
     make,
     rounds_done,
+    saved_state,
     wait_for_round,
 )
 from .intruder import Intruder, stored_bytes
@@ -51,9 +56,10 @@ VERDICTS = {  # where "refused" would claim too much
 
 def drill(place: Path, requests: int = 10_000, parts: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Run the attacks in a new deployment and return the record; `parts` names the attacks, by default all."""
-    deployment = make(place, (*SITES, "d"), rounds=1_000_000, round_timeout=15.0, max_message_mb=1, rest_rounds=1)
+    deployment = federation(place / "attacked", 1_000_000)
     folder, hostile = deployment.folder, unpack(deployment.folder.archive("d"), place / "hostile")
     lines: list[dict[str, Any]] = []
+    states: list[ServerState] = []  # of the server, after every attack
     try:
         operate.up(folder.path, {name: deployment.paths[name] for name in SITES})
         wait_for_round(folder, 2)
@@ -65,11 +71,13 @@ def drill(place: Path, requests: int = 10_000, parts: tuple[str, ...] = ()) -> l
                 wait_for_round(folder, rounds_done(folder) + 1)
                 more = {"part": name, "superlink_mb": [before, memory(folder)["superlink"]]}
                 more["incomplete_rounds"] = _incomplete(folder)[len(whole) :]
+                states.append(saved_state(folder).state)
                 found = [each | more for each in found]
                 lines += found
                 for each in found:
                     print(json.dumps(each), flush=True)
         wait_for_round(folder, rounds_done(folder) + 2)
+        states.append(saved_state(folder).state)
         last, records = memory(folder), pids.records(folder.run / PIDS)
         restarts = {record.name: record.restarts for record in records if record.restarts}
         kept, seconds = stored_bytes(folder), time.monotonic() - started
@@ -77,11 +85,47 @@ def drill(place: Path, requests: int = 10_000, parts: tuple[str, ...] = ()) -> l
         left = end(folder)
     rounds = counted_sites(folder)
     wrong = differences(deployment, rounds)
+    lost = min((each["round"] for each in _incomplete(folder)), default=len(rounds) + 1)
+    twin = compare_with_twin(place / "twin", [state for state in states if state.round < lost])
     summary: dict[str, Any] = {"summary": True, "rounds": len(rounds), "rounds_during": len(rounds) - begun}
     summary |= {"seconds": round(seconds, 1), "incomplete_rounds": len(_incomplete(folder))}
-    summary |= {"theta_equal": not wrong, "differences": wrong, "memory_mb": [first, last], "restarts": restarts}
+    summary |= {
+        "theta_equal": not wrong,
+        "differences": wrong,
+        **twin,
+        "memory_mb": [first, last],
+        "restarts": restarts,
+    }
     summary |= {"stored_bytes": kept, "left_processes": len(left), "refused_all": all(x["refused"] for x in lines)}
     return [*lines, summary | {"code": code(), "hardware": hardware(torch.device("cpu"))}]
+
+
+def federation(place: Path, rounds: int) -> Deployment:
+    """Make the federation that is attacked, or its twin."""
+    place.mkdir(exist_ok=True)
+    return make(place, (*SITES, "d"), rounds=rounds, round_timeout=15.0, max_message_mb=1, rest_rounds=1)
+
+
+def compare_with_twin(place: Path, states: list[ServerState]) -> dict[str, Any]:
+    """Train the same federation without attacks, and compare its state with the last of the attacked one's states."""
+    if not states:
+        return {"twin_rounds": 0, "twin_equal": None}
+    attacked = states[-1]
+    deployment = federation(place, attacked.round)
+    folder = deployment.folder
+    try:
+        operate.up(folder.path, {name: deployment.paths[name] for name in SITES})
+        wait_for_round(folder, attacked.round)
+        counted = counted_sites(folder)
+    finally:
+        end(folder)
+    twin = saved_state(folder).state
+    parts = [(getattr(attacked, name), getattr(twin, name)) for name in ("shared", "average", "velocity")]
+    equal = all(ours.keys() == theirs.keys() for ours, theirs in parts) and all(
+        torch.equal(value, theirs[name]) for ours, theirs in parts for name, value in ours.items()
+    )
+    whole = all(set(names) == set(SITES) for names in counted)
+    return {"twin_rounds": twin.round, "twin_equal": equal and twin.round == attacked.round, "twin_whole": whole}
 
 
 def _attacks(folder: ServerFolder, hostile: SiteFolder, place: Path, requests: int) -> dict[str, Any]:
@@ -150,6 +194,7 @@ def page(record: Path) -> Path:
         f"{markdown_table(['attack', 'by', 'seen', 'verdict'], rows)}\n\n"
         f"- θ after {summary['rounds']} rounds has the bits of the simulator with the replies that counted: "
         f"**{'yes' if summary['theta_equal'] else 'no'}**. {_missed(lines, summary)}\n"
+        f"{_twin(summary)}"
         f"- Memory in MB, before and after: SuperLink {before['superlink']} and {after['superlink']}, executor "
         f"{before['executor']} and {after['executor']}, nginx {before['nginx']} and {after['nginx']}.\n"
         f"- Restarts of processes: {summary['restarts'] or 'none'}. Processes left after the end: "
@@ -168,6 +213,17 @@ def page(record: Path) -> Path:
     target = record.with_suffix(".md")
     target.write_text(wrapped(text), encoding="utf-8")
     return target
+
+
+def _twin(summary: dict[str, Any]) -> str:
+    """Return the item about the undisturbed twin, if there was one."""
+    if summary.get("twin_equal") is None:
+        return ""
+    return (
+        "- An undisturbed twin, the same federation without attacks, has the same bits of θ after "
+        f"{summary['twin_rounds']} rounds: **{'yes' if summary['twin_equal'] else 'no'}**. It is compared at the last "
+        "attack before which no reply was lost.\n"
+    )
 
 
 def _missed(lines: list[dict[str, Any]], summary: dict[str, Any]) -> str:
@@ -201,7 +257,8 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
     print(json.dumps(lines[-1]))
-    return 0 if lines[-1]["theta_equal"] and lines[-1]["refused_all"] else 1
+    summary = lines[-1]
+    return 0 if summary["theta_equal"] and summary["refused_all"] and summary["twin_equal"] is not False else 1
 
 
 if __name__ == "__main__":

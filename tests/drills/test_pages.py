@@ -1,10 +1,11 @@
 """The pages of drills are those of their records, and their paragraphs have lines of bounded length."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from drills import round_time
+from drills import kills, offline, round_time
 from drills.pages import WIDTH, wrapped
 
 RELIABILITY = Path(__file__).resolve().parents[2] / "results/reliability"
@@ -24,5 +25,45 @@ def test_lists_are_indented_and_tables_and_code_stay():
     assert " ".join(wrapped(text).split()) == " ".join(text.split())
 
 
-def test_the_stored_page_is_that_of_the_record():
-    assert wrapped(round_time.page()) == round_time.PAGE.read_text(encoding="utf-8")
+def test_the_stored_pages_are_those_of_their_records():
+    stored = {module: module.LINES.with_suffix(".md").read_text(encoding="utf-8") for module in (round_time, kills)}
+    assert wrapped(round_time.page(round_time.LINES)) == stored[round_time]
+    assert kills.page(kills.LINES) == stored[kills]
+
+
+def test_the_stored_page_of_the_tests_without_a_network_is_that_of_its_record(tmp_path):
+    record = tmp_path / offline.OUT.name
+    record.write_bytes(offline.OUT.read_bytes())
+    assert offline.page(record).read_text(encoding="utf-8") == offline.OUT.with_suffix(".md").read_text(
+        encoding="utf-8"
+    )
+
+
+def test_kills_are_listed_by_algorithm_with_the_code_that_was_killed(tmp_path):
+    line = {"killed": "superlink", "in_time": True, "longest_wait_s": 1.0, "timeout_s": 300.0, "whole_s": 9.0}
+    line |= {"equal": True, "left": 0}
+    lines = [line, line | {"algorithm": "ditto", "code": "0a", "hardware": "a machine"}]
+    record = tmp_path / "kills.jsonl"
+    record.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
+    text = kills.page(record)
+    assert "| superlink | scaffold | 1 | 1 |" in text and "| superlink | ditto | 1 | 1 |" in text
+    assert "code 0a on a machine: 1." in text and "no record of code and machine: 1." in text
+
+
+def test_every_arm_is_in_every_place_equally_often():
+    turns = [round_time.rotated(round_time.ARMS, turn) for turn in range(8)]
+    assert all(sorted(order) == sorted(round_time.ARMS) for order in turns)
+    assert [sorted(places) for places in zip(*turns, strict=True)] == [sorted([*round_time.ARMS] * 2)] * 4
+
+
+def test_the_outcomes_of_tests_without_a_network_make_a_page(tmp_path):
+    output = (
+        "..s\n=== slowest durations ===\n1.00s call x\n=== 117 passed, 2 skipped, 90 deselected in 61.02s (0:01:01) ==="
+    )
+    assert offline.counts(output) == {"passed": 117, "skipped": 2, "deselected": 90}
+    assert offline.counts("1 failed, 3 passed in 0.12s\n") == {"failed": 1, "passed": 3}
+    assert offline.counts("INTERNALERROR> no tests in 3 files") == {}
+    line = {"command": "pytest -m 'flower and not nightly' tests", "counts": offline.counts(output), "seconds": 61.0}
+    record = tmp_path / "offline.jsonl"
+    record.write_text(json.dumps(line | {"code": "0a", "hardware": "a machine"}) + "\n", encoding="utf-8")
+    assert "| 117 passed, 2 skipped, 90 deselected | 61 | 0a | a machine |" in offline.page(record).read_text()

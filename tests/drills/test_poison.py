@@ -5,6 +5,7 @@ from pathlib import Path
 
 from drills import poison
 from drills.poisons import HONEST
+from fedabml.runs.provenance import code
 
 RECORD = Path(__file__).resolve().parents[2] / poison.OUT
 
@@ -73,7 +74,29 @@ def test_the_page_shows_what_was_not_rejected(tmp_path):
     assert "| NaN | mean holds values that are not finite (proxy: 413: 2) | 1 | 1.5 | rejected |" in text
     assert "| Inf |  | 0 | 1.5 | **not rejected** |" in text
     assert "**1 of 2**" in text and "x 2" in text
-    assert "rounds is finite: **yes**" in text and "**no**" in text
+    text = " ".join(text.split())
+    assert "is finite: **yes**" in text and "counted: **no**" in text
+
+
+def test_an_interrupted_drill_goes_on_with_what_this_code_has_not_recorded():
+    lines = [{"algorithm": "ditto", "kind": kind, "code": code()} for kind in ("empty", "late")]
+    lines += [{"algorithm": "ditto", "summary": True, "code": code()}]
+    lines += [{"algorithm": "fedpop", "kind": "twice", "code": code()}, {"algorithm": "ditto", "kind": "twice"}]
+    assert poison.to_do(lines, "ditto", ("empty", "twice", "late", "loss NaN")) == ("twice", "loss NaN")
+    assert poison.to_do([], "ditto", ("empty",)) == ("empty",)
+
+
+def test_federations_with_one_algorithm_share_a_section(tmp_path):
+    (line,) = verdict([event(3, "it lacks 'mean'")], sent(3, "empty"))
+    summary = {"summary": True, "hardware": "a machine", "rounds": 5, "finite": True, "incomplete": 1, "repeats": 0}
+    summary |= {"coordinators": 1, "left_processes": 0, "counted_again": True, "timeout_s": 20.0, "restarts": {"x": 2}}
+    parts = [summary | {"theta_equal": True, "code": "0"}, summary | {"theta_equal": False, "code": "1"}]
+    lines = [each | {"algorithm": "ditto"} for each in (line, parts[0], line, parts[1])]
+    record = tmp_path / "poison.jsonl"
+    record.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
+    text = " ".join(poison.page(record).read_text(encoding="utf-8").split())
+    assert text.count("## ditto") == 1 and "Federations: 2, with 10 rounds" in text and "x 4" in text
+    assert "counted: **no**" in text and "did not count: 2." in text and "Code: 0, 1." in text
 
 
 def test_the_stored_page_is_that_of_the_record(tmp_path):

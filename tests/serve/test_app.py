@@ -1,6 +1,5 @@
 """A real service on loopback: answers as `predict` gives them, sentences for what is wrong, and nothing else."""
 
-import json
 import socket
 import subprocess
 import sys
@@ -10,14 +9,13 @@ import httpx
 import numpy as np
 import pytest
 
+from drills.serve_requests import BAD_TABLES, CSV, JSON, MAX_BYTES, MAX_ROWS, ROW, table_case
 from fedabml import InputError, load_posterior
 from fedabml.serve import ServeOptions, create_app
 from tests.cli.command import run
 from tests.serve.running import BEARER, TOKEN, array_posterior, patients, running, table_posterior
 
 pytestmark = pytest.mark.slow
-JSON, CSV = {"content-type": "application/json"}, {"content-type": "text/csv"}
-ROW = {"age": 60, "bmi": None, "sex": "f"}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +30,10 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def table(files):
-    with running(files["table"], max_rows=50, max_bytes=20_000) as (url, _), httpx.Client(base_url=url) as client:
+    with (
+        running(files["table"], max_rows=MAX_ROWS, max_bytes=MAX_BYTES) as (url, _),
+        httpx.Client(base_url=url) as client,
+    ):
         yield client
 
 
@@ -103,53 +104,6 @@ def test_the_example_of_its_own_description_works(files, name):
 
 
 # -- refusals -------------------------------------------------------------------------------------------------
-def table_case(**changes):
-    return json.dumps({"rows": [ROW | changes]})
-
-
-BAD_TABLES = {
-    "empty": (b"", JSON, 422, "empty"),
-    "no type": (b"{}", {}, 415, "content-type"),
-    "other type": (table_case(), {"content-type": "text/plain"}, 415, "text/plain"),
-    "truncated": (b'{"rows": [', JSON, 422, "JSON"),
-    "not UTF-8": (b'{"rows": ["\xff"]}', JSON, 422, "UTF-8"),
-    "a number": (b"1", JSON, 422, "rows"),
-    "a list": (b"[]", JSON, 422, "rows"),
-    "another key": (b'{"rows": [], "x": 1}', JSON, 422, "'x'"),
-    "no rows": (b'{"rows": []}', JSON, 422, "no rows"),
-    "rows are a word": (b'{"rows": "x"}', JSON, 422, "list"),
-    "a row is a list": (b'{"rows": [[1, 2, 3]]}', JSON, 422, "Row 1"),
-    "a missing column": (b'{"rows": [{"age": 1, "bmi": 2}]}', JSON, 422, "'sex'"),
-    "a misspelt column": (b'{"rows": [{"age": 1, "bmi": 2, "sexx": "f"}]}', JSON, 422, "'sexx'"),
-    "a word for a number": (table_case(age="old"), JSON, 422, "'age'"),
-    "a number as a word": (table_case(age="60"), JSON, 422, "'age'"),
-    "true for a number": (table_case(age=True), JSON, 422, "'age'"),
-    "NaN": (b'{"rows": [{"age": NaN, "bmi": 1, "sex": "f"}]}', JSON, 422, "NaN"),
-    "infinity": (b'{"rows": [{"age": 1e999, "bmi": 1, "sex": "f"}]}', JSON, 422, "'age'"),
-    "too large a number": (table_case(age=1e39), JSON, 422, "'age'"),
-    "huge integer": (b'{"rows": [{"age": ' + b"9" * 5000 + b', "bmi": 1, "sex": "f"}]}', JSON, 422, ""),
-    "an unknown word": (table_case(sex="x"), JSON, 422, "known value: f, m"),
-    "a surrogate": (b'{"rows": [{"age": 1, "bmi": 1, "sex": "\\ud800"}]}', JSON, 422, "'sex'"),
-    "a list in a cell": (table_case(sex=["f"]), JSON, 422, "'sex'"),
-    "deep": (b'{"rows": ' + b"[" * 9000, JSON, 422, ""),
-    "deep and closed": (b'{"rows": ' + b"[" * 500 + b"]" * 500 + b"}", JSON, 422, "deep"),
-    "too many rows": (json.dumps({"rows": [ROW] * 51}), JSON, 413, "50 rows"),
-    "too many bytes": (b" " * 30_000, JSON, 413, "20,000 bytes"),
-    "CSV: blank": (b" \n \n", CSV, 422, "empty"),
-    "CSV: only a header": (b"age,bmi,sex\n", CSV, 422, "no rows"),
-    "CSV: missing column": (b"age,bmi\n1,2\n", CSV, 422, "'sex'"),
-    "CSV: semicolons": (b"age;bmi;sex\n1;2;f\n", CSV, 422, "'age'"),
-    "CSV: twice": (b"age,age,bmi,sex\n1,1,2,f\n", CSV, 422, "'age' twice"),
-    "twice": (b'{"rows": [{"age": 1, "age": 2, "bmi": 1, "sex": "f"}]}', JSON, 422, "'age' twice"),
-    "CSV: ragged": (b"age,bmi,sex\n1,2,f\n1,2,f,4,5,6\n", CSV, 422, "CSV"),
-    "CSV: longer rows": (b"age,bmi,sex\n7,1,2,f\n", CSV, 422, "more cells"),
-    "CSV: a word": (b"age,bmi,sex\nold,2,f\n", CSV, 422, "'age'"),
-    "CSV: an unknown word": (b"age,bmi,sex\n1,2,x\n", CSV, 422, "'sex'"),
-    "CSV: binary": (bytes(range(128)), CSV, 422, ""),
-    "CSV: too many rows": (b"age,bmi,sex\n" + b"1,2,f\n" * 51, CSV, 413, "50 rows"),
-}
-
-
 @pytest.mark.parametrize("case", BAD_TABLES)
 def test_what_is_wrong_with_a_table_is_said(table, case):
     body, headers, status, words = BAD_TABLES[case]

@@ -1,6 +1,5 @@
 """Many clients at once: answers as alone, no cross-talk, a hot swap without a lost request, and random bodies."""
 
-import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,12 +7,12 @@ import httpx
 import numpy as np
 import pytest
 
+from drills.serve_requests import CSV, fuzz
 from fedabml import load_posterior
 from fedabml.runs.outputs import output_columns
 from tests.serve.running import BEARER, TOKEN, array_posterior, patients, running, table_posterior
 
 pytestmark = pytest.mark.slow
-CSV = {"content-type": "text/csv"}
 
 
 @pytest.fixture(scope="module")
@@ -106,71 +105,18 @@ def test_a_hot_swap_under_load_loses_no_request(saved, tmp_path):
     assert all(reply.status_code == 200 and agrees(reply, by_digest[reply.json()["posterior"]]) for reply in replies)
 
 
-# -- random bodies, made from the service's own description -----------------------------------
-ODD = [None, True, -1, 0, 1e308, -1e-320, 2**63, "", "x" * 300, "\ud800", "\x00", "=1+1", [], {}, [[]], "NaN", "null"]
-
-
-def valid(schema, g):
-    """A random value that a schema allows."""
-    if "enum" in schema:
-        return schema["enum"][g.integers(len(schema["enum"]))]
-    kind = schema["type"][0] if isinstance(schema["type"], list) else schema["type"]
-    if kind == "object":
-        return {name: valid(schema["properties"][name], g) for name in schema["required"]}
-    if kind == "array":
-        low, high = schema.get("minItems", 0), min(schema.get("maxItems", 3), schema.get("minItems", 0) + 3)
-        return [valid(schema["items"], g) for _ in range(g.integers(low, high + 1))]
-    return {"number": float(g.normal(50, 30)), "integer": int(g.integers(0, 256)), "string": "2024-01-31"}[kind]
-
-
-def spoiled(value, g):
-    """The same value with something odd at a random place."""
-    if isinstance(value, list | dict) and value and g.random() < 0.85:
-        keys = list(value) if isinstance(value, dict) else range(len(value))
-        key = keys[g.integers(len(keys))]
-        copy = value.copy()
-        if g.random() < 0.1:
-            del copy[key]
-        else:
-            copy[key] = spoiled(value[key], g)
-        return copy
-    return ODD[g.integers(len(ODD))]
-
-
-def fuzz(url, requests, seed=0):
-    """Send random bodies; returns how many of each status, and those that were answered wrongly."""
-    g, statuses, wrong = np.random.default_rng(seed), {}, []
-    with httpx.Client(base_url=url, timeout=60) as client:
-        schema = client.get("/openapi.json").json()["paths"]["/predict"]["post"]["requestBody"]["content"]
-        schema = schema["application/json"]["schema"]
-        for _ in range(requests):
-            content, what = valid(schema, g), g.integers(4)
-            if what == 1:
-                content = spoiled(content, g)
-            body = json.dumps(content).encode()
-            if what == 2:  # a flipped, missing or doubled byte
-                place = int(g.integers(len(body)))
-                body = (
-                    body[:place] + bytes(g.integers(0, 256, int(g.integers(0, 3)), dtype=np.uint8)) + body[place + 1 :]
-                )
-            kind = ("text/csv", "application/json")[int(what != 3)]
-            reply = client.post("/predict", content=body, headers={"content-type": kind})
-            statuses[reply.status_code] = statuses.get(reply.status_code, 0) + 1
-            if (what == 0 and reply.status_code != 200) or reply.status_code not in (200, 413, 422):
-                wrong.append((body, reply.status_code, reply.text))
-            elif reply.status_code != 200 and not reply.json()["detail"].rstrip().endswith((".", "?")):
-                wrong.append((body, reply.text))
-    return statuses, wrong
-
-
+# -- random requests, made from the service's own description ------------------------
 @pytest.mark.parametrize("requests", [60, pytest.param(3000, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("kind", ["table", "array"])
-def test_random_bodies_end_in_an_answer_or_a_sentence(saved, tmp_path, kind, requests):
+@pytest.mark.parametrize(("kind", "token"), [("table", TOKEN), ("array", None)])
+def test_random_requests_end_in_an_answer_or_a_sentence(saved, tmp_path, kind, token, requests):
     path = tmp_path / "posterior.safetensors"
     if kind == "table":
         path.write_bytes(saved[0][0])
     else:
         array_posterior().save(path)
-    with running(path) as (url, _):
-        statuses, wrong = fuzz(url, requests)
-    assert wrong == [] and min(statuses[200], statuses[422]) >= requests / 10
+    with running(path, token) as (url, _):
+        seen = fuzz(url, requests, token=token)
+    statuses = seen.statuses["/predict"]
+    assert seen.wrong == [] and min(statuses[200], statuses[422]) >= requests / 16
+    pages = {"/reload", "/health", "/ready", "/metrics", "/openapi.json", "/docs", "/", "no page", "/predict"}
+    assert seen.statuses.keys() == pages or requests < 1000

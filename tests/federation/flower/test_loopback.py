@@ -8,6 +8,7 @@ import dataclasses
 import json
 import signal
 import socket
+import sys
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from drills import deployment as drill
+from drills import offline
 from fedabml import Federation, read_table
 from fedabml.federation import operate, pids, proxy
 from fedabml.federation.folders import SiteFolder
@@ -127,6 +129,17 @@ def test_three_sites_three_rounds_and_one_kill(deploy, until_c_is_back):
     assert not any(map(pids.alive, everything))
     with socket.socket() as probe:  # nobody listens any more
         assert probe.connect_ex(("127.0.0.1", folder.settings.port)) != 0
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.skipif(offline.refusal() != "", reason=offline.refusal())
+def test_a_deployment_needs_no_route_but_loopback():
+    outside = "import socket; socket.create_connection(('192.0.2.1', 443), 5)"
+    assert "Network is unreachable" in offline.run_offline(sys.executable, "-c", outside).stderr
+    test = f"{__file__}::test_three_sites_three_rounds_and_one_kill[False]"
+    done = offline.run_offline(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", test)
+    assert offline.counts(done.stdout) == {"passed": 1}, done.stdout + done.stderr
 
 
 @pytest.mark.slow
