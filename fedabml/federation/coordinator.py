@@ -142,7 +142,7 @@ class Coordinator:
     def _try_round(self, number: int, attempt: int) -> str:
         """Try a round once. Return why it failed, or an empty text once the state after it is saved."""
         settings, times = self.settings, [time.perf_counter()]
-        available = self._available(number)
+        available = self._available(number, attempt)
         clients, size, least = self._sizes()
         drawn = draw(available, size, settings.over_select, self.card.seed, number, attempt)
         shared, every = self.saved.state.shared, settings.score_every
@@ -194,14 +194,19 @@ class Coordinator:
         size = cohort_size(clients, self.settings.participation)
         return clients, size, min(self.settings.min_replies, size)
 
-    def _available(self, round: int) -> list[Member]:
-        """Return the sites that may be drawn, after waiting a bounded time for those that should be there."""
+    def _available(self, round: int, attempt: int) -> list[Member]:
+        """Return the sites that may be drawn, after waiting a bounded time for those that should be there.
+
+        Too few sites have answered an earlier attempt, so a repeated round does without resting sites only if the
+        others suffice for a whole draw.
+        """
         deadline = self.clock() + self.settings.round_timeout
         while True:
             self.roster.refresh()
             self._admit_newcomers()
-            ready, least = self.saved.ready, self._sizes()[2]
-            available, absent = self.roster.available(ready, round, least), self.roster.absent(ready, round)
+            ready, (_, size, least) = self.saved.ready, self._sizes()
+            enough = least if attempt == 1 else size
+            available, absent = self.roster.available(ready, round, enough), self.roster.absent(ready, round)
             if len(available) >= least and not absent:
                 return available
             if self.clock() >= deadline:

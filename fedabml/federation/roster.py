@@ -104,11 +104,11 @@ class Roster:
         """Stop waiting for these sites until they are connected again."""
         self.awaited -= set(names)
 
-    def available(self, ready: Collection[str], round: int, least: int) -> list[Member]:
+    def available(self, ready: Collection[str], round: int, enough: int) -> list[Member]:
         """Return the sites that may be drawn, by number: those that do not rest or, if these are too few, all."""
         present = [m for m in self.members if m.name in ready and m.name in self.connected]
         awake = [m for m in present if not self.rests(m.name, round)]
-        return awake if len(awake) >= least else present
+        return awake if len(awake) >= enough else present
 
 
 def draw(available: Sequence[Member], size: int, extra: int, seed: int, round: int, attempt: int) -> list[Member]:

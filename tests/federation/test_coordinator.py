@@ -104,6 +104,21 @@ def test_a_site_that_stays_silent_rests_twice_as_long_each_time(tmp_path):
     assert drawn == [1, 4, 9, 18, 19, 20]  # rests of 2, 4 and 8 rounds; then it answers
 
 
+def test_a_repeated_round_draws_resting_sites_rather_than_too_few(tmp_path):
+    server, sites = set_up(tmp_path, rounds=1, participation=0.8, min_replies=3)
+    wire = Wire(server, sites)
+
+    def tamper(order, reply):
+        number = len([sent for sent in wire.sent if sent.kind == "train"])
+        return [] if number in (1, 2) else [Arrival(order.site, reply)]
+
+    wire.tamper = tamper
+    _, events = lead(server, wire)
+    (failed,), (done,) = rounds_of(events, "repeat"), rounds_of(events)
+    assert len(failed["valid"]) == 2 and len(failed["resting"]) == 2
+    assert len(done["sites"]) == len(done["valid"]) == 4
+
+
 @pytest.mark.parametrize("rest", [2, 100])
 def test_a_resting_site_whose_node_is_started_anew_is_drawn_at_once(tmp_path, rest):
     server, sites = set_up(tmp_path, rounds=5, participation=1.0, rest_rounds=rest)
