@@ -40,17 +40,16 @@ def personalize(
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
     """
-    from ..data.arrays import STRUCTURED
     from ..federation import personal
     from ..federation.folders import SiteFolder
     from ..runs.site import compare_at_site
-    from .use import trust_lines
+    from .use import posterior_lines
 
     comparison = comparison_flags(flags) if compare else {}
     site = SiteFolder(folder).check()
     posterior = personal.personalize(site, out, force=force, use_kept=not newcomer, seed=seed, device=device, **flags)
     round = personal.prior_round(site)
-    for line in trust_lines(posterior.trust, posterior.input_spec.task in STRUCTURED):
+    for line in posterior_lines(posterior):
         print_line(line)
     if compare:
         prior = personal.newest_prior(site)
