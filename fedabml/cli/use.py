@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..errors import InputError, shortened
 from ..models import is_folder
 from ..runs.config import is_table, read_config, saved_config
 from ..runs.request import resume_command
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..runs.trust import Trust
 
 MOST_CAUSES = 6  # of alarms that a line names
+MOST_NAMED = 10  # columns that a note names
 
 
 @command()
@@ -304,7 +305,14 @@ def _read_table(path: Path, input_spec: InputSpec) -> Any:
     if input_spec.recipe and not table:
         raise InputError(f"'{path}' is not a table. {TABLE_WANTED}")
     recipe = input_spec.recipe
-    return read_frame(path, recipe.text_columns if recipe else ()) if table else None
+    if recipe is None:
+        return None
+    frame = read_frame(path, recipe.text_columns)
+    if unread := recipe.surplus(map(str, frame.columns)):
+        names = ", ".join(f"'{shortened(name, 60)}'" for name in unread[:MOST_NAMED])
+        more = f" and {len(unread) - MOST_NAMED} more" if len(unread) > MOST_NAMED else ""
+        note(f"'{path}' has columns that the prior was not trained on, so they are not read: {names}{more}.")
+    return frame
 
 
 def _image_recipe(path: Path, input_spec: InputSpec) -> ImageRecipe | None:
@@ -357,7 +365,7 @@ def predict(
     adds a column for each level, such as q_0.9.
 
     A value far outside its range can still look certain. So the rows of a table have two further columns: alarm,
-    whether the input is unlike the data of all sites, and flags, which name the columns with unusual values. A posterior
+    whether the input is unlike the data of all sites, and flags, which name columns with unusual values. A posterior
     made with --validation has limits of its own client. It adds set, the classes that contain the truth with the stated
     coverage (for regression low and high); and distance, to the client's training data in the last hidden layer. Where
     classes are predicted from inputs without columns, such as images, strangeness raises alarms, too. It is about 1 for

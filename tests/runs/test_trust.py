@@ -310,7 +310,8 @@ def test_a_client_of_the_run_by_name(tmp_path, monkeypatch):
     ]
     assert "--drop-columns" in command("train", *words, "--out", "run", code=2).output  # the patients' identifiers
     words += ["--drop-columns", "patient"]
-    command("train", *words, "--participation", 1, "--out", "run")
+    said = command("train", *words, "--participation", 1, "--out", "run").stdout
+    assert "fedabml personalize run --data CLIENT.csv --validation 0.3 --out posterior.safetensors" in said
     command("personalize", "run", "--client", "Hospital F", "--validation", 0.3, "--out", "f.safetensors")
     fed = fedabml.read_table(table, client="hospital", target="died", drop=["patient"])
     run = fedabml.train(fed, "mlr", rounds=2, participation=1.0, evaluate=False)
