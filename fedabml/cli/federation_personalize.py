@@ -41,16 +41,15 @@ def personalize(
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
     """
-    from ..data.arrays import STRUCTURED
     from ..federation import personal
     from ..federation.folders import SiteFolder
-    from .use import trust_lines
+    from .use import posterior_lines
 
     check_comparison(compare, flags)
     site = SiteFolder(folder).check()
     posterior = personal.personalize(site, out, force=force, use_kept=not newcomer, seed=seed, device=device, **flags)
     round = personal.prior_round(site)
-    for line in trust_lines(posterior.trust, posterior.input_spec.task in STRUCTURED):
+    for line in posterior_lines(posterior):
         print_line(line)
     if flags["validation"]:
         prior = personal.newest_prior(site)

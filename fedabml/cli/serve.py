@@ -60,7 +60,8 @@ def serve(
         port: Port to listen on; 0: any free one.
         token_file (FILE): File with the token that requests must send.
         watch (SECONDS): Look this often for a newer posterior in the file. [default: only at /reload]
-        unknown (refuse|other): What to do with a word that no training row had; other: predict it, as `predict` does.
+        unknown (refuse|other): What to do with a word that fewer than five training rows had; other:
+            predict it, as `predict` does.
         quantiles (0.1,0.5,0.9): Regression: levels of the predictive distribution to report.
         max_rows: Most rows in a request.
         max_bytes: Most bytes in a request's body.

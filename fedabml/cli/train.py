@@ -159,13 +159,19 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
 
 def show(run: Run, out: Path, more: Sequence[str] = ()) -> None:
     """Print the summary as a table, the paths of the results, and the next command with the flags `more`."""
+    import numpy as np
+
+    from ..data.rows import FEW_ROWS
+
     print_scores(run.summary, describe(run.summary))
     print_line(f"report   {out / 'report.html'}")
     print_line(f"prior    {out / 'shared.safetensors'}")
     print_line(f"digest   {run.prior.digest[:16]} (first 16 digits; the same at every site that has this prior)")
     spec = run.prior.input_spec
     file = "CLIENT.csv" if spec.recipe else "CLIENT_FOLDER" if spec.images else "CLIENT.npz"
-    words = [str(out), "--data", file, *more, "--out", "posterior.safetensors"]
+    enough = spec.recipe and run.federation and np.median(run.federation.train.counts) >= FEW_ROWS
+    held_out = ["--validation", "0.3"] if enough else []  # with as many rows at the site, they calibrate and check
+    words = [str(out), "--data", file, *held_out, *more, "--out", "posterior.safetensors"]
     print_line(f"next     fedabml personalize {shlex.join(words)}")
 
 

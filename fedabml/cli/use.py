@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ..errors import InputError, shortened
 from ..models import is_folder
 from ..runs.config import is_table, read_config, saved_config
 from ..runs.request import resume_command
@@ -22,13 +23,17 @@ if TYPE_CHECKING:
 
     from ..data import Federation
     from ..data.images import ImageRecipe
-    from ..evaluation.predictions import Prediction, Regression
+    from ..evaluation.predictions import Checks, Prediction, Regression
     from ..evaluation.scoring import Evaluation
     from ..evaluation.structured import MultiPrediction
     from ..runs.config import RunConfig
     from ..runs.input_spec import InputSpec
+    from ..runs.posterior import Posterior
     from ..runs.prepare import Setup
     from ..runs.trust import Trust
+
+MOST_CAUSES = 6  # of alarms that a line names
+MOST_NAMED = 10  # columns that a note names
 
 
 @command()
@@ -168,7 +173,6 @@ def personalize(
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
     """
-    from ..data.arrays import STRUCTURED
     from ..files.paths import check_new
     from ..runs.prior import load_prior
     from ..runs.train import client_rows
@@ -192,11 +196,15 @@ def personalize(
     print_line(f"samples     {len(x)}")
     for name, value in scores.items():
         print_line(f"{name:<11} {number(value)} on {len(test[1]) if test else 0} test samples")
-    for line in trust_lines(posterior.trust, posterior.input_spec.task in STRUCTURED):
+    for line in posterior_lines(posterior):
         print_line(line)
     print_comparison(compare, loaded, (x, y), posterior, flags, seed=seed, device=device, encoded=encoded)
     print_line(f"prior       {loaded.digest[:16]} (digest)")
     print_line(f"posterior   {out}")
+    spec = loaded.input_spec
+    rows = "ROWS.csv" if spec.recipe else "IMAGES" if spec.images else "INPUTS.npz"
+    words = [str(out), "--data", rows, "--out", "predictions.csv", "--report", "predictions.html"]
+    print_line(f"next        fedabml predict {shlex.join(words)} (the page shows rows with alarms)")
 
 
 def _client_data(data: Path, spec: InputSpec) -> tuple[Any, Any, tuple[np.ndarray, np.ndarray] | None]:
@@ -220,6 +228,13 @@ def _client_data(data: Path, spec: InputSpec) -> tuple[Any, Any, tuple[np.ndarra
     return frame, None, None
 
 
+def posterior_lines(posterior: Posterior) -> list[str]:
+    """Return what was found on the validation rows, and what alarms look at, a line each."""
+    from ..data.arrays import STRUCTURED
+
+    return [*trust_lines(posterior.trust, posterior.input_spec.task in STRUCTURED), alarm_line(posterior)]
+
+
 def trust_lines(trust: Trust | None, several: bool) -> list[str]:
     """Return what was found on the validation rows, a line each; predictions may have `several` answers per input."""
     if trust is None:
@@ -238,19 +253,43 @@ def trust_lines(trust: Trust | None, several: bool) -> list[str]:
         lines.append(f"decision    of least expected cost, for {trust.aim}")
     enough = trust.quantile < float("inf")
     what = "sets" if trust.nll_before is not None else "intervals"
-    needed = "" if enough else f": {trust.rows} validation rows are too few, so they hold everything"
+    needed = f": {trust.rows} validation rows are too few, so they hold everything"
+    needed = ", on average over new rows like those held out" if enough else needed
     several_answers = "no sets: they are made for one label per input, and here are several"
     lines.append("coverage    " + (several_answers if several else f"{trust.coverage:.0%} {what}{needed}"))
-    if trust.density is None or trust.density_limit == float("inf"):
-        what = "none" if trust.range_limit == float("inf") else "of values only"
-        lines.append(f"alarms      {what}: too few validation rows, or no linear layer, to judge distances")
     return lines
 
 
-def _check_apart(out: Path, *read: Path) -> None:
-    """Refuse an output file that the command also reads."""
-    if os.path.realpath(out) in map(os.path.realpath, read):
-        raise InputError(f"'{out}' is an input of this command and would be overwritten. Give another file with --out.")
+def alarm_line(posterior: Posterior) -> str:
+    """Return what the alarms of the posterior's predictions look at and, where they miss something, why."""
+    from ..runs.posterior import MOST_FEATURES
+    from ..runs.prior import FALSE_ALARMS, LEAST_DENSITY
+
+    trust, recipe = posterior.trust, posterior.input_spec.recipe
+    table = recipe is not None and bool(recipe.ranges or (trust and trust.ranges))
+    by, missing = "values" if table else "", ""
+    if trust is None:
+        missing = "made without --validation" + ", so limits are those of all sites" * table
+    elif trust.density is None:
+        few, layer = f"fewer than {LEAST_DENSITY} rows to train on", f"last linear layer of at most {MOST_FEATURES:,}"
+        missing = few if posterior.has_features else f"the network has no {layer} inputs"
+        missing += ", so distances are not judged"
+    elif trust.density_limit == float("inf"):
+        missing = f"{trust.rows} validation rows are too few to judge distances; {trust.rows_for_distances} suffice"
+    else:
+        by = " and ".join([*([by] if by else []), "distances", *(["strangeness"] if trust.strangeness else [])])
+    if not by:
+        return f"alarms      none: {missing}"
+    rate = FALSE_ALARMS if trust is None else trust.false_alarms
+    return f"alarms      by {by}, for at most about {100 * rate:g}% of usual rows" + (f"; {missing}" if missing else "")
+
+
+def _check_apart(out: Path, *others: Path, flag: str = "--out") -> None:
+    """Refuse an output file that the command also reads, or writes under another flag."""
+    if os.path.realpath(out) in map(os.path.realpath, others):
+        raise InputError(
+            f"'{out}' is another file of this command and would be overwritten. Give another path with {flag}."
+        )
 
 
 def _read_table(path: Path, input_spec: InputSpec) -> Any:
@@ -266,7 +305,14 @@ def _read_table(path: Path, input_spec: InputSpec) -> Any:
     if input_spec.recipe and not table:
         raise InputError(f"'{path}' is not a table. {TABLE_WANTED}")
     recipe = input_spec.recipe
-    return read_frame(path, recipe.text_columns if recipe else ()) if table else None
+    if recipe is None:
+        return None
+    frame = read_frame(path, recipe.text_columns)
+    if unread := recipe.surplus(map(str, frame.columns)):
+        names = ", ".join(f"'{shortened(name, 60)}'" for name in unread[:MOST_NAMED])
+        more = f" and {len(unread) - MOST_NAMED} more" if len(unread) > MOST_NAMED else ""
+        note(f"'{path}' has columns that the prior was not trained on, so they are not read: {names}{more}.")
+    return frame
 
 
 def _image_recipe(path: Path, input_spec: InputSpec) -> ImageRecipe | None:
@@ -299,6 +345,7 @@ def predict(
     *,
     data: Path,
     out: Path = Path("predictions.csv"),
+    report: Path | None = None,
     id_column: str | None = None,
     samples: int | None = None,
     quantiles: str = "",
@@ -317,13 +364,13 @@ def predict(
     are mean, std and model_std, all in the target's own unit, and for a transformed target also the median. --quantiles
     adds a column for each level, such as q_0.9.
 
-    A value far outside its range can still look certain. A posterior made with --validation flags it. Its predictions
-    have further columns: set, the classes that contain the truth with the stated coverage (for regression low and
-    high); alarm, whether the input is unlike the client's data; distance, to the client's training data in the last
-    hidden layer; and flags, which name a table's columns with unusual values. Where classes are predicted from inputs
-    without columns, such as images, strangeness raises alarms, too. It is about 1 for usual inputs. It adds up
-    the entropy, the angle between the features and those of the client's own classes, and, for a network with
-    convolutions, the distances of its feature maps.
+    A value far outside its range can still look certain. So the rows of a table have two further columns: alarm,
+    whether the input is unlike the data of all sites, and flags, which name columns with unusual values. A posterior
+    made with --validation has limits of its own client. It adds set, the classes that contain the truth with the stated
+    coverage (for regression low and high); and distance, to the client's training data in the last hidden layer. Where
+    classes are predicted from inputs without columns, such as images, strangeness raises alarms, too. It is about 1 for
+    usual inputs. It adds up the entropy, the angle between the features and those of the client's own classes, and, for
+    a network with convolutions, the distances of its feature maps. --report shows the rows with an alarm on a page.
 
     A class name that a spreadsheet would run as a formula begins with an apostrophe.
 
@@ -333,6 +380,7 @@ def predict(
         posterior (POSTERIOR): A file that `fedabml personalize` wrote.
         data: Inputs: an .npz with x, or a table or a folder of images if the prior was trained on such.
         out: CSV file to write, with one row per input.
+        report (HTML): Page to write, with the rows that have an alarm, and what raised it.
         id_column (NAME): Table column of identifiers to carry into the CSV. [default: as in training]
         samples (N): Number of weight samples to average (0: the mean weights). [default: as in training]
         quantiles (0.1,0.5,0.9): Regression: levels of the predictive distribution to report.
@@ -342,11 +390,15 @@ def predict(
     from ..data.files import read_npz
     from ..files.paths import check_new, write
     from ..files.sheets import csv_text
+    from ..report import save
+    from ..report.predictions_page import render_predictions
     from ..runs.outputs import as_text, output_columns
     from ..runs.prior import load_posterior
 
     _check_apart(out, data, posterior)
-    check_new(out, force=force)
+    if report:
+        _check_apart(report, data, posterior, out, flag="--report")
+    check_new(out, *([report] if report else []), force=force)
     levels = quantile_levels(quantiles)
     import_code(model=model)
     loaded = load_posterior(posterior, model)
@@ -362,15 +414,30 @@ def predict(
         if name != "x":
             note(f"'{data}' has no array x, so the command predicts {name}.")
         x = arrays[name]
+    p = loaded.predict(x, samples=samples, seed=seed, device=device, id=id_column)
     columns: dict[str, Any] = {"file": files} if files else {}
-    columns |= output_columns(loaded.predict(x, samples=samples, seed=seed, device=device, id=id_column), spec, levels)
+    columns |= output_columns(p, spec, levels)
     rows = enumerate(zip(*columns.values(), strict=True))
     texts = ([i, *map(as_text, columns, row)] for i, row in rows)
     write(out, csv_text(["row", *columns], texts))
     print_line(f"inputs        {len(x)}")
+    print_line(f"alarms        {alarm_counts(p.checks)}")
     if loaded.prior:
         print_line(f"prior         {loaded.prior[:16]} (digest)")
     print_line(f"predictions   {out}")
+    if report:
+        title, how = f"Predictions for {data.name}", alarm_line(loaded).split(maxsplit=1)[1]
+        save(render_predictions(p, columns, title, f"Alarms {how}."), report)
+        print_line(f"report        {report}")
+
+
+def alarm_counts(checks: Checks | None) -> str:
+    """Return how many rows have an alarm, and the columns that raised most of them."""
+    if checks is None:
+        return "none: the posterior was made without --validation, so nothing was checked"
+    counts = [f"{name} {count}" for name, count in checks.counts.items()]
+    named = ", ".join(counts[:MOST_CAUSES]) + ", …" * (len(counts) > MOST_CAUSES)
+    return f"{checks.alarm.sum()} of {len(checks.alarm)} rows" + (f": {named}" if named else "")
 
 
 def quantile_levels(text: str) -> list[float]:

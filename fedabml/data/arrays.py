@@ -28,6 +28,7 @@ class Part(NamedTuple):
     title: str
     x: np.ndarray
     y: np.ndarray
+    whole: bool = False  # whether whole numbers became the floats of `x`
 
 
 def as_array(value: Any, subject: str) -> np.ndarray:
@@ -176,7 +177,8 @@ def check_parts(
             x, y = as_features(pair[0], f"x of {title}"), as_numpy(pair[1], f"y of {title}")
             if y.ndim == 0 or len(x) != len(y):
                 raise InputError(f"{title}: x has {len(x)} samples, y has {y.size}. Each sample needs its y.")
-            parts.append(Part(split, i, title, x, y))
+            whole = x.dtype == np.float32 and as_array(pair[0], "x").dtype.kind in "iu"
+            parts.append(Part(split, i, title, x, y, whole))
     task = check_task(task, [part.y for part in parts])
     # an empty array may have any shape: there is nothing in it to compare
     return [part._replace(y=as_targets(part.y, task, f"y of {part.title}")) for part in parts if len(part.y)], task

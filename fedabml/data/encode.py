@@ -15,7 +15,8 @@ from .arrays import as_array, large_enough
 from .columns import Columns, as_text, numbers, refuse_gaps
 from .dates import parse_dates
 from .frames import as_frame, pandas
-from .recipe import TableRecipe, choose_task
+from .ranges import LEAST
+from .recipe import TableRecipe, choose_task, word_counts
 from .rows import TABLE, Rows, check_share, take_newest, take_share
 
 if TYPE_CHECKING:
@@ -110,7 +111,14 @@ def encode(table: pd.DataFrame | Columns, options: TableOptions, source: str = "
     plain = tuple(name for name in recipe.table_columns if name not in recipe.dates)
     manifest: dict[str, Any] = {"partition": partition, "seed": int(options.seed)}
     running = once("identifiers", (client, names, plain), lambda: identifiers(columns, owners, plain))
-    if notes := [identifier_note(name) for name in running]:
+    notes = [identifier_note(name) for name in running]
+    for name, known in recipe.categories.items():
+        rare = len(word_counts(columns.words(name), rows)) - len(known)
+        if rare and name not in running:
+            notes.append(
+                f"Column '{name}': {rare} of its values have fewer than {LEAST} rows, so they count as 'other'."
+            )
+    if notes:
         manifest["notes"] = notes
     y = once("targets", (target, task), lambda: recipe.encode_target(frame[target]))
     return Encoded(recipe.apply(columns), y, (train, Rows.empty(len(names)), test), names, recipe, manifest)

@@ -143,7 +143,9 @@ class Federation:
         owner, split = np.repeat([[number[part.client], part.split] for part in parts], counts, axis=0).T
         rows = _rows(owner, split, len(kept))
         classes = arrays.check_values(x, y, rows[0].index, task, classes, describe)
-        manifest = {"partition": {"kind": "given"}}
+        manifest: dict[str, Any] = {"partition": {"kind": "given"}}
+        if any(part.whole for part in parts):
+            manifest["whole_numbers"] = True
         clients = [clients[i] for i in kept]
         common: dict[str, Any] = {"dataset": dataset, "normalize": normalize, "task": task}
         return cls.assemble(x, y, rows, clients, classes, manifest=manifest, **common)

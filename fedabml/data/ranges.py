@@ -7,6 +7,7 @@ and each value of a new row gets its tail probability: how often training rows h
     ranges = Ranges.fit(columns)            # columns: {name: float64 [n] with NaN, or object [n] with None}
     p = ranges.tails(columns)               # {name: [n]}, small where a value is unusual
     flags = ranges.flags(columns)           # for each row a sentence per column that is beyond the false-alarm rate
+    limits = ranges.limits(columns)         # for rows of one client: higher for what is common there
 
 What is remembered here may be shared: a quantile has at least `LEAST` rows on either side and is rounded to about a
 thousandth of the column's spread; a category or a gap that fewer rows have is not remembered at all. Of 100 rows or
@@ -19,7 +20,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,8 @@ LEAST = 5  # rows beyond a quantile, and rows of a category, that are remembered
 FEW_VALUES, FEW_ROWS = 20, 100  # a column of fewer different numbers is discrete; fewer rows do not show what never is
 PROBS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995)
 FALSE_ALARMS = 0.05  # share of usual rows that may be flagged
+LEAST_TAIL = 1e-300  # a probability of 0 counts as this one, so that its logarithm is a number
+_SEEN = f"seen in fewer than {LEAST} rows"
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class NumberRange:
     def reason(self, value: float) -> str:
         """Say in words what is unusual about a value."""
         if math.isnan(value):
-            return "is missing, which it never was" if not self.missing else "is missing"
+            return _reason_of_gap(self.missing)
         if value < 0 and not self.signed:
             return f"is {value:g}; no value is below zero"
         if not self.quantiles:
@@ -87,6 +90,10 @@ class NumberRange:
         side = "below" if value < self.quantiles[len(self.quantiles) // 2] else "above"
         edge, p = (self.quantiles[0], self.probs[0]) if side == "below" else (self.quantiles[-1], 1 - self.probs[-1])
         return f"is {value:g}; only {p:.1%} of the values are {side} {edge:g}"
+
+
+def _reason_of_gap(missing: float) -> str:
+    return "is missing" if missing else f"is missing, {_SEEN}"
 
 
 def _log_tail(values: np.ndarray, quantiles: np.ndarray, logs: np.ndarray) -> np.ndarray:
@@ -137,11 +144,16 @@ class WordRange:
         """Say in words what is unusual about a value."""
         text = _as_texts(np.array([value], float if isinstance(value, float) else object))[0]
         if text is None:
-            return "is missing, which it never was" if not self.missing else "is missing"
+            return _reason_of_gap(self.missing)
         if text in self.shares:
             return f"is '{text}', which is rare ({self.shares[text]:.1%})"
         same_letters = [word for word in self.shares if word.casefold().strip() == text.casefold().strip()]
-        return f"is '{text}', which is unknown" + (f"; '{same_letters[0]}' is known" if same_letters else "")
+        return f"is '{text}', {_SEEN}" + (f"; '{same_letters[0]}' is known" if same_letters else "")
+
+
+def gaps_of(values: np.ndarray) -> np.ndarray:
+    """Return which values [n] are missing: None among words, NaN among numbers."""
+    return np.array([value is None for value in values], bool) if values.dtype == object else np.isnan(values)
 
 
 def _as_texts(values: np.ndarray) -> list[str | None]:
@@ -149,6 +161,31 @@ def _as_texts(values: np.ndarray) -> list[str | None]:
     if values.dtype == object:
         return [None if value is None else str(value) for value in values]
     return [None if value != value else f"{value:.15g}" for value in values.tolist()]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The novelty beyond which a value of a column, or a gap in it, raises an alarm."""
+
+    usual: float  # of every column that `values` or `gaps` do not name; beyond it a value is unusual
+    values: Mapping[str, float] = field(default_factory=dict)
+    gaps: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, name: str, gaps: np.ndarray) -> np.ndarray:
+        """Return the limit of every row's value [n] of a column; `gaps` marks the rows that have none."""
+        return np.where(gaps, self.gaps.get(name, self.usual), self.values.get(name, self.usual))
+
+    def to_json(self) -> dict[str, dict[str, float]]:
+        """Return the limits of columns as plain dictionaries; the usual limit is kept beside them."""
+        return {"values": dict(self.values), "gaps": dict(self.gaps)}
+
+    @classmethod
+    def from_json(cls, usual: float, content: Any) -> Limits:
+        """Return what `to_json` wrote. Raises ValueError for limits that are no finite numbers."""
+        parts = [{str(name): float(limit) for name, limit in content[key].items()} for key in ("values", "gaps")]
+        if not all(math.isfinite(limit) for part in parts for limit in part.values()):
+            raise ValueError("a limit of a column that is not finite")
+        return cls(usual, *parts)
 
 
 @dataclass(frozen=True)
@@ -170,26 +207,66 @@ class Ranges:
         """Return the tail probability of every value, by column."""
         return {name: column_range.tails(columns[name]) for name, column_range in self.columns.items()}
 
+    def novelties(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return how unusual every value is, by column: −log of its tail probability [n]."""
+        return {name: -np.log(np.maximum(p, LEAST_TAIL)) for name, p in self.tails(columns).items()}
+
     def novelty(self, columns: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return how unusual the most unusual value of each row is: −log of its tail probability [n]."""
-        return -np.log(np.maximum(np.min(list(self.tails(columns).values()), axis=0), 1e-300))
+        """Return how unusual the most unusual value of each row is [n]."""
+        return np.max(list(self.novelties(columns).values()), axis=0)
 
     def threshold(self, false_alarms: float = FALSE_ALARMS) -> float:
         """Return the novelty that at most a share `false_alarms` of usual rows exceeds (Bonferroni over columns)."""
         return -math.log(false_alarms / max(1, len(self.columns)))
+
+    def limits(self, columns: Mapping[str, np.ndarray], false_alarms: float = FALSE_ALARMS) -> Limits:
+        """Return the limits that at most a share `false_alarms` of rows like these exceeds, in any column.
+
+        Every limit is `threshold()` at first. While too many rows exceed one, the limit that the most rows exceed rises
+        to the lowest novelty of these rows. So what is common in one column, such as gaps, leaves alarms of the others
+        as they are. Gaps and values have limits of their own for the same reason. Where the rows are too few for the
+        share, one of them may exceed a limit.
+        """
+        usual = self.threshold(false_alarms)
+        rows = len(next(iter(columns.values())))
+        allowed = rows - math.ceil((rows + 1) * (1 - false_alarms) - 1e-9)  # as for a conformal quantile
+        allowed = 1 if allowed < 0 else allowed
+        beyond: dict[tuple[str, bool], tuple[np.ndarray, np.ndarray]] = {}  # novelties in order, and their rows
+        exceeding = np.zeros(rows, int)  # limits that each row exceeds
+        for name, novelty in self.novelties(columns).items():
+            missing = gaps_of(columns[name])
+            for is_gap in (True, False):
+                found = np.flatnonzero((novelty > usual) & (missing == is_gap))
+                order = found[np.argsort(novelty[found], kind="stable")]
+                if len(order):
+                    beyond[name, is_gap] = novelty[order], order
+                    exceeding[order] += 1
+        raised: tuple[dict[str, float], dict[str, float]] = {}, {}
+        while allowed < np.count_nonzero(exceeding):
+            name, is_gap = max(beyond, key=lambda key: (len(beyond[key][0]), -beyond[key][0][0]))
+            novelty, order = beyond.pop((name, is_gap))
+            raised[is_gap][name] = float(novelty[0])
+            kept = int(np.searchsorted(novelty, novelty[0], side="right"))
+            exceeding[order[:kept]] -= 1
+            if kept < len(order):
+                beyond[name, is_gap] = novelty[kept:], order[kept:]
+        return Limits(usual, *raised)
 
     def flags(self, columns: Mapping[str, np.ndarray], limit: float | None = None) -> list[dict[str, str]]:
         """Return for each row a sentence by column whose value's novelty is beyond the limit; most rows have none.
 
         The limit is `threshold()` unless it is given.
         """
-        limit = math.exp(-(self.threshold() if limit is None else limit))
-        rows = len(next(iter(columns.values())))
-        sentences: list[dict[str, str]] = [{} for _ in range(rows)]
-        for name, p in self.tails(columns).items():
-            for row in np.flatnonzero(p < limit):
-                sentences[row][name] = f"{name} {self.columns[name].reason(columns[name][row])}"
-        return sentences
+        limit = self.threshold() if limit is None else limit
+        return self.sentences(columns, {name: found > limit for name, found in self.novelties(columns).items()})
+
+    def sentences(self, columns: Mapping[str, np.ndarray], marks: Mapping[str, np.ndarray]) -> list[dict[str, str]]:
+        """Return for each row a sentence by column whose value is marked; `marks` has truth values [n] by column."""
+        by_row: list[dict[str, str]] = [{} for _ in range(len(next(iter(columns.values()))))]
+        for name, marked in marks.items():
+            for row in np.flatnonzero(marked):
+                by_row[row][name] = f"{name} {self.columns[name].reason(columns[name][row])}"
+        return by_row
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dictionaries, lists, numbers and words."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -11,9 +12,9 @@ import numpy as np
 
 from ..errors import InputError, nearest, shortened
 from .arrays import STRUCTURED, TASKS, check_task, few_whole_numbers
-from .columns import Columns, as_text, is_numeric, numbers, refuse_gaps
+from .columns import Columns, Words, as_text, is_numeric, numbers, refuse_gaps
 from .dates import CIRCLES, has_times, part_names, part_values, usual_names, usual_values
-from .ranges import NumberRange, Ranges
+from .ranges import LEAST, NumberRange, Ranges
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,7 +26,10 @@ WHOLE = re.compile(r"^\s*(-?(?:0|[1-9]\d*))(?:\.0*)?\s*$")  # 1.0 in a file may 
 
 @dataclass(frozen=True)
 class Numeric:
-    """A column of numbers: gaps become the median, then (value - mean) / std; `gaps` adds a column that marks them."""
+    """A column of numbers: gaps become the median, then (value - mean) / std; `gaps` adds a column that marks them.
+
+    The median is rounded to a hundredth of the deviation or finer, because it may be the value of a single row.
+    """
 
     median: float
     mean: float
@@ -39,6 +43,9 @@ class Numeric:
         median = float(np.median(values[~gaps]))
         filled = np.where(gaps, median, values)
         mean, std = float(filled.mean()), float(filled.std())
+        if std > 0 and (rounded := round(median, -math.floor(math.log10(std / 100)))) != median:
+            filled[gaps] = median = rounded
+            mean, std = float(filled.mean()), float(filled.std())
         return cls(median, mean, std if std > 1e-12 * max(1.0, abs(mean)) else 1.0, bool(gaps.any()))
 
 
@@ -47,7 +54,9 @@ class TableRecipe:
     """The columns of a table in order, the rule that encodes each, and the target with its classes.
 
     A column is in `numeric`, or in `categories` with its known values: one output column per value and one for
-    everything else (unknown or missing). A column of dates stands here as its parts, which are numbers (`data.dates`).
+    everything else (rare, unknown or missing). A value of fewer than `LEAST` training rows is not known: it could name
+    a person, and the recipe travels with the prior. Recipes of earlier versions know every value. A column of dates
+    stands here as its parts, which are numbers (`data.dates`).
     """
 
     columns: tuple[str, ...]
@@ -109,11 +118,11 @@ class TableRecipe:
                 numeric[name] = Numeric.fit(parsed.numbers(name)[chosen])
                 continue
             words = parsed.words(name)
-            values = (words.values[code] for code in np.unique(words.codes[chosen]))
-            categories[name] = tuple(value for value in values if value)
-            if len(categories[name]) > MAX_CATEGORIES:
+            counts = word_counts(words, chosen)
+            categories[name] = tuple(value for value, count in counts.items() if count >= LEAST)
+            if len(counts) > MAX_CATEGORIES:
                 raise InputError(
-                    f"Column '{name}' has {len(categories[name])} different words: an identifier or free text, it "
+                    f"Column '{name}' has {len(counts)} different words: an identifier or free text, it "
                     f"seems. Name an identifier in --id-column (in Python id='{name}'), leave the column out "
                     f"(--drop-columns, drop=['{name}']), or turn it into numbers or at most {MAX_CATEGORIES} "
                     "categories."
@@ -152,13 +161,17 @@ class TableRecipe:
         parts = self._date_parts
         return (*(name for name in self.columns if name not in parts), *self.dates)
 
+    def surplus(self, names: Iterable[str]) -> list[str]:
+        """Return which columns of a table have no use here: neither to predict from nor client, target or ID."""
+        return [name for name in names if name not in (*self.table_columns, self.client, self.target, self.id)]
+
     @property
     def text_columns(self) -> tuple[str, ...]:
         """The columns of a file to read as text: identifiers, and words, which are 01 even where none is a letter.
 
         True and False are left to the reader of the file, which knows them in any case.
         """
-        words = [name for name, values in self.categories.items() if not set(values) <= {"True", "False"}]
+        words = [name for name, values in self.categories.items() if not values or set(values) - {"True", "False"}]
         return (*words, *([self.id] if self.id is not None else []))
 
     def words(self, frame: pd.DataFrame, name: str) -> list[str]:
@@ -275,6 +288,13 @@ class TableRecipe:
         ):
             raise InputError("The ranges of the recipe are not those of its columns. Take it from a saved model.")
         return recipe
+
+
+def word_counts(words: Words, rows: np.ndarray | slice) -> dict[str, int]:
+    """Return how many of these rows have each word of a column; missing words do not count."""
+    codes, counts = np.unique(words.codes[rows], return_counts=True)
+    pairs = zip((words.values[code] for code in codes), counts.tolist(), strict=True)
+    return {value: count for value, count in pairs if value}
 
 
 def date_parts(

@@ -7,6 +7,7 @@ Scoring expects three things of both: `concatenate` joins the predictions of sev
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,7 @@ from ..data.target_transform import TargetTransform
 from ..errors import InputError, quoted
 from .decision_costs import DecisionCosts
 
+DISTANCE, STRANGENESS = "distance to the training data", "strangeness"  # causes of alarms beside a table's columns
 BISECTIONS = 60  # halvings of an interval, after which a double cannot tell its ends apart
 
 
@@ -53,9 +55,9 @@ def _without_label_level(draws: Tensor, labels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Checks:
-    """What a client's validation data say about each prediction; see `runs.trust`."""
+    """What validation rows and the usual values of a table's columns say about each prediction; see `runs.trust`."""
 
-    coverage: float  # that the sets, or the intervals from `low` to `high`, have
+    coverage: float | None  # that the sets, or the intervals from `low` to `high`, have; None without validation rows
     alarm: np.ndarray  # bool [n]: whether the input is unlike the client's data
     distance: np.ndarray | None = None  # [n]: to the training data, in the last hidden layer
     flags: list[list[str]] | None = None  # a sentence per unusual value of a table's row
@@ -64,6 +66,12 @@ class Checks:
     high: np.ndarray | None = None
     strangeness: np.ndarray | None = None  # [n]: about 1 for usual inputs; see `evaluation.density`
     score: np.ndarray | None = None  # [n]: how unusual the input is, in units of its limits; above 1 is an alarm
+    causes: list[list[str]] | None = None  # of each row's alarm: names of columns, and DISTANCE or STRANGENESS
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many rows have an alarm by each cause, the most frequent first."""
+        return dict(Counter(cause for causes in self.causes or () for cause in causes).most_common())
 
 
 @dataclass(frozen=True)
@@ -74,7 +82,7 @@ class Prediction:
     mutual_information: np.ndarray  # [n]: the part of the entropy that is due to the weights
     surprise: np.ndarray | None = None  # [n]: see `surprise`; None without a label level
     threshold: float | None = None  # of class 1, where two classes are decided by one; None: the more probable class
-    checks: Checks | None = None  # None without validation data
+    checks: Checks | None = None  # None without validation rows, unless the rows are of a table
     ids: list[str] | None = None  # of a table's rows, if it has a column of identifiers
     costs: DecisionCosts | None = None  # of decisions, where classes are decided by them
 
@@ -143,7 +151,7 @@ class Regression:
     std: np.ndarray  # of the predictive distribution: noise and weights together
     model_std: np.ndarray  # the part that is due to the weights: the deviation of the mean from sample to sample
     draws: np.ndarray  # [draws, n, 2·targets]: mean and noise deviation of the (transformed) target by weight sample
-    checks: Checks | None = None  # None without validation data
+    checks: Checks | None = None  # None without validation rows, unless the rows are of a table
     ids: list[str] | None = None  # of a table's rows, if it has a column of identifiers
     transform: TargetTransform | None = None  # of a target that is never below 0
 

@@ -23,7 +23,7 @@ class MultiPrediction:
 
     probs: np.ndarray  # [n, answers, classes], averaged over weight samples; of labels the classes are 0 and 1
     mutual_information: np.ndarray  # [n, answers]: the part of the entropy that is due to the weights
-    checks: Checks | None = None  # None without validation data
+    checks: Checks | None = None  # None without validation rows
     ids: list[str] | None = None  # identifiers of a table's rows, which have no several answers
     steps: np.ndarray | None = None  # which answers are those of tokens and not of padding [n, answers]; None: all
 

@@ -42,7 +42,7 @@ TABLE_WANTED = (
 
 
 class Inputs(NamedTuple):
-    """Checked inputs: what the network reads, before normalisation, and a table's own values if they are checked."""
+    """Checked inputs: what the network reads, before normalisation, and a table's own values, which are checked."""
 
     x: np.ndarray  # [n, *shape]
     columns: dict[str, np.ndarray] | None = None  # {name: [n]}, for the ranges of columns
@@ -171,12 +171,11 @@ class InputSpec:
             check_tokens(self.network, raw, subject)
         return raw
 
-    def read(self, x: Any, encoded: bool = False, columns: bool = False) -> Inputs:
-        """Return checked inputs, and the values of a table's columns if `columns` asks for them."""
+    def read(self, x: Any, encoded: bool = False) -> Inputs:
+        """Return checked inputs, and the values of a table's columns."""
         frame = self.table(x, encoded)
         inputs = self.inputs(x if frame is None else frame, encoded=encoded)
-        wanted = columns and frame is not None and self.recipe is not None
-        return Inputs(inputs, self.recipe.raw_columns(frame) if wanted and self.recipe else None)
+        return Inputs(inputs, self.recipe.raw_columns(frame) if frame is not None and self.recipe else None)
 
     def _padded(self, x: Any, subject: str) -> Any:
         """Return sequences of tokens of any length as one array, where the network knows a token of padding."""

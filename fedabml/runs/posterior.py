@@ -37,7 +37,7 @@ from ..models.adapters import merged
 from ..vectors import Network
 from .input_spec import FORMATS, Inputs, InputSpec
 from .tokens import padding_of
-from .trust import Trust
+from .trust import Trust, flagged
 
 MOST_KEPT = 256 << 20  # bytes of weight samples that all posteriors of the process together keep between predictions
 MOST_KEEPERS = 8  # posteriors that keep weight samples, and with them a network on their device
@@ -65,7 +65,7 @@ class Posterior:
     offset: Tensor | None  # log π_i, the client's label level [classes]; it never leaves the client
     samples: int = 10
     prior: str = ""  # the digest of the prior that it was made from; empty if unknown
-    trust: Trust | None = None  # what was fitted on validation rows; None without any
+    trust: Trust | None = None  # what was fitted on validation rows; None without any, when only values are flagged
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -106,7 +106,7 @@ class Posterior:
 
     def read(self, x: Any, encoded: bool = False) -> Inputs:
         """Check and encode inputs, as the first half of `predict`; the inputs of several callers can be joined."""
-        return self.input_spec.read(x, encoded, columns=self.trust is not None)
+        return self.input_spec.read(x, encoded)
 
     @borrowed()
     @torch.no_grad()
@@ -144,10 +144,11 @@ class Posterior:
             if spec.task == "sequence" and (padding := padding_of(spec.network)) is not None:
                 tokens = np.asarray(read.x) != padding
                 p = dataclasses.replace(p, steps=tokens if tokens.shape == p.probs.shape[:2] else None)
+        federation = spec.recipe.ranges if spec.recipe else None
         if self.trust is None:
-            return p
+            return flagged(p, read.columns, federation) if federation and read.columns is not None else p
         features = self._features(inputs, network) if self.trust.density else None
-        return self.trust.apply(p, features, read.columns, spec.recipe.ranges if spec.recipe else None)
+        return self.trust.apply(p, features, read.columns, federation)
 
     def _weights(self, target: torch.device, samples: int, seed: int) -> tuple[Network, Iterable[Tensor]]:
         """Return the network and the weight vectors of a prediction on a device.
@@ -175,6 +176,11 @@ class Posterior:
         """
         spec = self.input_spec
         return self._features(spec.normalised(x, torch.device("cpu")), spec.network)
+
+    @property
+    def has_features(self) -> bool:
+        """Whether `features` finds any in the network, so that distances can be judged."""
+        return self.features(np.zeros((1, *self.input_spec.shape), self.input_spec.dtype)) is not None
 
     def _features(self, inputs: Tensor, network: Network) -> Features | None:
         mean = self.q.mean.to(inputs.device)

@@ -186,6 +186,11 @@ def _notes(cohort: Cohort) -> list[str]:
     """Return what is worth knowing about the federation before a run."""
     fed = cohort.fed
     notes = list(fed.manifest.get("notes", ()))
+    if fed.manifest.get("whole_numbers") and np.any(fed.scale != 1):
+        notes.append(
+            "The inputs are whole numbers, and they are standardised like measurements, (x - mean) / std. If they are "
+            "codes of categories, encode each code as a column of 0 and 1, or give a table with words."
+        )
     if fed.clients > 1 and cohort_size(fed.clients, cohort.setting.participation) == 1:
         notes.append(f"Only 1 of {fed.clients} clients takes part in a round; a larger participation learns faster.")
     small = int((fed.train.counts < cohort.batch_size).sum())

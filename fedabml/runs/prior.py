@@ -165,8 +165,9 @@ class Prior:
         checks["federation"] = spec.recipe.ranges if spec.recipe else None
         if frame is not None and spec.recipe is not None:
             columns = spec.recipe.raw_columns(frame)
-            own, checks["columns"] = ({n: v[r] for n, v in columns.items()} for r in (fed.train[0], fed.val[0]))
+            own, new = ({n: v[r] for n, v in columns.items()} for r in (fed.train[0], fed.val[0]))
             checks["ranges"] = Ranges.fit(own)
+            checks["columns"] = columns if checks["federation"] else new
         p = posterior.predict(held, seed=seed, device=device, encoded=True)
         trust = Trust.fit(p, y_held, coverage=coverage, aim=aim, false_alarms=false_alarms, kind=calibration, **checks)
         return dataclasses.replace(posterior, trust=dataclasses.replace(trust, aim=shown_aim, costs=costs))

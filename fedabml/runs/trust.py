@@ -9,7 +9,10 @@ fits a `Trust` on the rows held out. It stays with the posterior, at the client,
 - prediction sets, or intervals of a regression, contain the truth with a stated coverage;
 - unusual inputs are flagged: values that a table's columns rarely hold, and inputs far from the client's training data
   in the network's last hidden layer; images and other inputs without columns also by their strangeness, which looks at
-  feature maps, too. Of usual rows, at most a stated share is flagged.
+  feature maps, too. Of usual rows, at most a stated share has an alarm.
+
+A posterior that was made without validation rows has no `Trust`. Its predictions for a table still get the flags and
+alarms of what the columns hold over all sites: see `flagged`.
 """
 
 from __future__ import annotations
@@ -23,17 +26,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.ranges import FALSE_ALARMS, Ranges
+from ..data.ranges import FALSE_ALARMS, LEAST_TAIL, Limits, Ranges, gaps_of
 from ..errors import InputError, nearest
 from ..evaluation import calibration
 from ..evaluation.decision_costs import DecisionCosts
 from ..evaluation.decisions import classwise_ece
 from ..evaluation.density import FeatureDensity, Features, Maps, Strangeness
-from ..evaluation.predictions import Checks, Prediction, Regression
+from ..evaluation.predictions import DISTANCE, STRANGENESS, Checks, Prediction, Regression
 from ..evaluation.structured import MultiPrediction
 from ..files.sealed import group
 
 COVERAGE = 0.9
+NO_LIMITS = Limits(math.inf)  # where no ranges are known
 Columns = Mapping[str, np.ndarray]
 
 
@@ -56,7 +60,7 @@ class Trust:
     strangeness_limit: float = math.inf  # beyond which an input is flagged
     maps: Maps | None = None  # of the convolutions, which strangeness looks at; files of earlier versions have none
     ranges: Ranges | None = None  # of the client's own columns
-    range_limit: float = math.inf  # the novelty beyond which a value is flagged
+    range_limits: Limits = NO_LIMITS  # the novelty beyond which a value raises an alarm, by column
     positives: int | None = None  # validation rows of class 1, where a threshold was chosen on them
     ece_before: float | None = None  # the class-wise calibration error, as the NLL
     ece_after: float | None = None
@@ -88,17 +92,18 @@ class Trust:
         """Fit everything on the predictions for validation rows with targets `y`.
 
         `density`, `maps` and `ranges` are those of the client's training rows, `federation` those of all sites;
-        `features` and `columns` are the validation rows' own. A table's rows are checked by values and distances, other
-        inputs by distances and, for classes, strangeness; each check may raise half of the false alarms. Their limits
-        are quantiles of the validation rows; a value's is never below the one that the ranges themselves imply, and is
-        that one without `columns`. `kind` is that of the calibration.
+        `features` are the validation rows' own. `columns` are rows of the client that the ranges do not come from: all
+        of them with `federation`, else the validation rows. A table's rows are checked by values and distances, other
+        inputs by distances and, for classes, strangeness; each check may raise half of the false alarms. The limits of
+        distances and strangeness are quantiles of the validation rows. Those of values are the ones that the ranges
+        imply, and higher for what is common among `columns`. `kind` is that of the calibration.
         """
         usual = federation or ranges
         by_value, by_distance = usual is not None, density is not None and features is not None
         by_strangeness = by_distance and not by_value and isinstance(p, Prediction)
         alarm_rate = false_alarms / max(1, by_value + by_distance + by_strangeness)
-        density_limit = range_limit = strangeness_limit = math.inf
-        strangeness = None
+        density_limit = strangeness_limit = math.inf
+        strangeness, range_limits = None, NO_LIMITS
         if density is not None and features is not None:
             density_limit = calibration.conformal_quantile(density.distance(features.hidden), 1 - alarm_rate)
             if by_strangeness and isinstance(p, Prediction):
@@ -106,12 +111,9 @@ class Trust:
                 strangeness = Strangeness.fit(*parts)
                 strangeness_limit = calibration.conformal_quantile(strangeness.score(*parts), 1 - alarm_rate)
         if usual is not None:
-            range_limit = usual.threshold(alarm_rate)
-        if usual is not None and columns is not None:
-            seen = calibration.conformal_quantile(usual.novelty(columns), 1 - alarm_rate)
-            range_limit = max(range_limit, seen) if math.isfinite(seen) else range_limit
+            range_limits = Limits(usual.threshold(alarm_rate)) if columns is None else usual.limits(columns, alarm_rate)
         common: dict[str, Any] = {"false_alarms": false_alarms, "density": density, "density_limit": density_limit}
-        common |= {"rows": len(y), "coverage": coverage, "ranges": ranges, "range_limit": range_limit}
+        common |= {"rows": len(y), "coverage": coverage, "ranges": ranges, "range_limits": range_limits}
         common |= {"strangeness": strangeness, "strangeness_limit": strangeness_limit}
         common["maps"] = maps if strangeness is not None else None
         if isinstance(p, Regression):
@@ -154,6 +156,12 @@ class Trust:
         )  # fmt: skip
 
     @property
+    def rows_for_distances(self) -> int:
+        """How many validation rows suffice to judge distances at this share of false alarms."""
+        checks = 1 + math.isfinite(self.range_limits.usual) + (self.strangeness is not None)
+        return math.ceil(checks / self.false_alarms - 1e-9) - 1
+
+    @property
     def calibration(self) -> calibration.Calibration:
         """How probabilities are calibrated."""
         return calibration.Calibration(self.kind, self.temperature, self.curves)
@@ -189,27 +197,19 @@ class Trust:
         what all sites' columns usually hold.
         """
         rows = len(p.mean) if isinstance(p, Regression) else len(p.probs)
-        alarm, score, flags, distance, strangeness = np.zeros(rows, bool), np.zeros(rows), None, None, None
-        usual = federation or self.ranges
+        checks = Checks(self.coverage, np.zeros(rows, bool), score=np.zeros(rows), causes=[[] for _ in range(rows)])
+        usual, own = (federation, self.ranges) if federation else (self.ranges, None)
         if columns is not None and usual is not None:
-            by_row = usual.flags(columns, self.range_limit)
-            alarm = np.array([bool(texts) for texts in by_row])
-            score = usual.novelty(columns) / self.range_limit
-            if federation and self.ranges:  # what is usual elsewhere, but not at this client, is named without an alarm
-                client_flags = self.ranges.flags(columns, self.ranges.threshold(self.false_alarms / 2))
-                for texts, more in zip(by_row, client_flags, strict=True):
-                    texts.update({name: f"{text} (at this client)" for name, text in more.items() if name not in texts})
-            flags = [list(texts.values()) for texts in by_row]
+            checks = _checked_values(columns, usual, self.range_limits, own, self.false_alarms / 2)
+            checks = replace(checks, coverage=self.coverage)
         if self.density is not None and features is not None:
             distance = self.density.distance(features.hidden)
-            alarm = alarm | (distance > self.density_limit)
-            score = np.maximum(score, distance / self.density_limit)
+            checks = replace(_with_cause(checks, DISTANCE, distance / self.density_limit), distance=distance)
             if self.strangeness is not None and isinstance(p, Prediction):
                 distances = self.maps.distances(features.maps) if self.maps else ()
                 strangeness = self.strangeness.score(self.density.angle(features.hidden), p.entropy, distances)
-                alarm = alarm | (strangeness > self.strangeness_limit)
-                score = np.maximum(score, strangeness / self.strangeness_limit)
-        checks = Checks(self.coverage, alarm, distance, flags, strangeness=strangeness, score=score)
+                checks = _with_cause(checks, STRANGENESS, strangeness / self.strangeness_limit)
+                checks = replace(checks, strangeness=strangeness)
         if isinstance(p, Regression):
             low, high = calibration.intervals(*p.gaussian(), self.quantile)
             return replace(p, checks=replace(checks, low=p.original(low), high=p.original(high)))
@@ -224,10 +224,13 @@ class Trust:
         metadata: dict[str, Any] = {
             name: None if isinstance(value := getattr(self, name), float) and math.isinf(value) else value
             for name in (*_NUMBERS, *_LATER, "aim")
+            if name != "range_limit"
         }
         metadata["strangeness"] = [*self.strangeness.centre, *self.strangeness.spread] if self.strangeness else None
         metadata["no_positive"] = self.threshold == math.inf
         metadata["ranges"] = self.ranges.to_json() if self.ranges else None
+        usual = self.range_limits.usual
+        metadata |= {"range_limit": usual if math.isfinite(usual) else None, "raised": self.range_limits.to_json()}
         metadata |= {"calibration": self.kind, "curves": [[list(part) for part in curve] for curve in self.curves]}
         metadata |= {"costs": self.costs.to_json()} if self.costs else {}
         arrays: dict[str, np.ndarray] = {} if self.density is None else dict(vars(self.density))
@@ -244,6 +247,7 @@ class Trust:
                 raise TypeError(f"{name} is {value!r}")
         for name in ("quantile", "density_limit", "range_limit", "strangeness_limit"):
             values[name] = math.inf if values[name] is None else float(values[name])
+        values["range_limits"] = _range_limits(values.pop("range_limit"), metadata.get("raised"))
         if metadata["no_positive"]:
             values["threshold"] = math.inf
         if not values["temperature"] > 0 or not 0 < values["coverage"] < 1 or not 0 < values["false_alarms"] < 1:
@@ -268,6 +272,63 @@ class Trust:
             **values, aim=str(metadata["aim"]), density=density, strangeness=strangeness, maps=maps, ranges=ranges,
             kind=kind, curves=curves, costs=DecisionCosts.from_json(metadata.get("costs")),
         )  # fmt: skip
+
+
+def flagged(
+    p: Prediction | Regression | MultiPrediction, columns: Columns, federation: Ranges
+) -> Prediction | Regression | MultiPrediction:
+    """Return a prediction with the flags and alarms of a table's values, where no validation rows have set limits.
+
+    `federation` tells what the columns hold over all sites. Of rows like those of all sites, at most a share
+    `FALSE_ALARMS` has an alarm.
+    """
+    return replace(p, checks=_checked_values(columns, federation, Limits(federation.threshold())))
+
+
+def _checked_values(
+    columns: Columns, usual: Ranges, limits: Limits, own: Ranges | None = None, own_alarms: float = FALSE_ALARMS
+) -> Checks:
+    """Return the checks of a table's values: alarms with their causes, sentences, and how unusual the rows are.
+
+    A value that is unusual among all sites raises an alarm, unless such values are common among the client's rows: it
+    is below its column's limit, and usual in the client's `own` ranges. A value that is unusual in one of the two alone
+    is named without an alarm.
+    """
+    novelties, nowhere = usual.novelties(columns), np.zeros(len(next(iter(columns.values()))), bool)
+    local = own.novelties(columns) if own else {}
+    odd_here = {name: local[name] > own.threshold(own_alarms) if own else nowhere for name in novelties}
+    odd = {name: novelty > limits.usual for name, novelty in novelties.items()}
+    bounds = {n: np.where(odd_here[n], limits.usual, limits.of(n, gaps_of(columns[n]))) for n in novelties}
+    alarming = {name: novelty > bounds[name] for name, novelty in novelties.items()}
+    by_row = usual.sentences(columns, alarming)
+    causes = [list(texts) for texts in by_row]
+    common = usual.sentences(columns, {name: odd[name] & ~alarming[name] for name in novelties})
+    here = (
+        own.sentences(columns, {name: odd_here[name] & ~odd[name] for name in novelties})
+        if own
+        else [{} for _ in by_row]
+    )
+    for others, end in ((common, "such values are common at this client"), (here, "at this client")):
+        for texts, more in zip(by_row, others, strict=True):
+            texts.update({name: f"{text} ({end})" for name, text in more.items()})
+    score = np.max([novelty / bounds[name] for name, novelty in novelties.items()], axis=0)
+    alarm, flags = np.any(list(alarming.values()), axis=0), [list(texts.values()) for texts in by_row]
+    return Checks(None, alarm, flags=flags, score=score, causes=causes)
+
+
+def _with_cause(checks: Checks, cause: str, score: np.ndarray) -> Checks:
+    """Return checks with the alarms of a further score [n], which are those above 1."""
+    causes = [[*names, cause] if value > 1 else names for names, value in zip(checks.causes or (), score, strict=True)]
+    total = score if checks.score is None else np.maximum(checks.score, score)
+    return replace(checks, alarm=checks.alarm | (score > 1), score=total, causes=causes)
+
+
+def _range_limits(usual: float, raised: Any) -> Limits:
+    """Return the limits of a file. Raises an error where they are damaged."""
+    if raised is not None:
+        return Limits.from_json(usual, raised)
+    # Earlier versions had one limit for all columns, and what never was exceeded even the highest.
+    return Limits(min(usual, 0.999 * -math.log(LEAST_TAIL)) if math.isfinite(usual) else usual)
 
 
 def _density(tensors: Mapping[str, Tensor]) -> FeatureDensity:

@@ -105,7 +105,7 @@ PARSERS: dict[str, Callable[[InputSpec, bytes, int], Rows]] = {
 
 
 def read_rows(posterior: Posterior, parts: Sequence[Rows], refuse_unknown: bool) -> Inputs:
-    """Return the inputs of several requests as one; a word that no training row had is refused if asked for.
+    """Return the inputs of several requests as one; words that fewer than five training rows had are refused if asked.
 
     A frame takes pandas milliseconds for one row and for fifty, so requests are joined before. Its cells stay what they
     are in each request: pandas would choose a type for the whole column.

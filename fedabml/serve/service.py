@@ -26,7 +26,7 @@ from .openapi import description, example_body
 
 P = ParamSpec("P")
 R = TypeVar("R")
-UNKNOWN = ("refuse", "other")  # what to do with a word that no training row had
+UNKNOWN = ("refuse", "other")  # what to do with a word that fewer than five training rows had
 ATTEMPTS = 3  # to read a file that is being replaced
 
 
@@ -40,7 +40,7 @@ class ServeOptions:
     timeout: float = 30.0  # seconds for a request's body to arrive, and again for its answer
     batch_wait: float = 0.002  # seconds that a request waits for others to be predicted with it
     watch: float = 0.0  # seconds between looks for a newer posterior in the file; 0: only /reload replaces it
-    unknown: str = "refuse"  # or "other": a word that no training row had counts as such, as in `predict`
+    unknown: str = "refuse"  # or "other": a word that fewer than five training rows had counts as such, as in `predict`
     quantiles: Sequence[float] = ()  # of a regression: levels to report, such as 0.1 and 0.9
     samples: int | None = None  # weight samples; None: as in training
     seed: int = 0

@@ -290,7 +290,11 @@ def test_tables_end_to_end(patients, kind, tmp_path):
     write(patients.drop(columns=["hospital", "level"])[:40], tmp_path / f"new.{kind}")
     run("personalize", "run", "--data", f"new.{kind}", "--out", "p.safetensors")
     write(patients.drop(columns=["hospital", "level", "outcome"])[40:50], tmp_path / f"ask.{kind}")
-    run("predict", "p.safetensors", "--data", f"ask.{kind}", "--out", "p.csv")
+    assert "not read" not in run("predict", "p.safetensors", "--data", f"ask.{kind}", "--out", "p.csv").stderr
+    write(patients.drop(columns=["hospital", "outcome"])[40:50], tmp_path / f"more.{kind}")
+    said = run("predict", "p.safetensors", "--data", f"more.{kind}", "--out", "m.csv")
+    assert "was not trained on, so they are not read: 'level'" in said.stderr
+    assert "alarms        " in said.stdout and " of 10 rows" in said.stdout
     table = rows(tmp_path / "p.csv")
     assert len(table) == 10 and {"label", "p_ill", "p_well", "entropy"} <= table[0].keys()
     assert {row["label"] for row in table} <= {"ill", "well"}
@@ -314,7 +318,7 @@ def test_regression_end_to_end(patients, tmp_path):
     run("personalize", "run", "--data", "one.csv", "--out", "p.safetensors")
     run("predict", "p.safetensors", "--data", "all.csv", "--out", "p.csv")
     table = rows(tmp_path / "p.csv")
-    assert list(table[0]) == ["row", "mean", "std", "model_std"] and len(table) == len(patients)
+    assert list(table[0]) == ["row", "mean", "std", "model_std", "alarm", "flags"] and len(table) == len(patients)
 
 
 def test_a_folder_of_clients(tmp_path):

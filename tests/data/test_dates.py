@@ -93,7 +93,7 @@ def test_the_ranges_name_a_date_that_was_never_seen():
     recipe = read(table(600, admitted=days), dates=["admitted"]).recipe
     odd = pd.DataFrame({"age": [3.5, 3.5], "admitted": ["2025-06-14", "2044-01-04"]})
     saturday, far = recipe.ranges.flags(recipe.raw_columns(odd))
-    assert saturday == {"admitted weekday": "admitted weekday is 'Saturday', which is unknown"}
+    assert saturday == {"admitted weekday": "admitted weekday is 'Saturday', seen in fewer than 5 rows"}
     assert list(far) == ["admitted year"] and "only 2.0% of the values are above" in far["admitted year"]
 
 

@@ -72,7 +72,7 @@ rng = np.random.default_rng(1)
 )
 def test_columns_that_look_like_identifiers_are_named(values, found):
     notes = read(frame(number=values)).manifest.get("notes", [])
-    assert ["'number' looks like an identifier" in note for note in notes] == [True] * found
+    assert sum("'number' looks like an identifier" in note for note in notes) == found
     if found:
         assert "--id-column number" in notes[0] and "--drop-columns number" in notes[0]
         assert "notes" not in read(frame(number=values), id="number").manifest

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from fedabml.data.ranges import NumberRange, Ranges, WordRange
+from fedabml.data.ranges import Limits, NumberRange, Ranges, WordRange, gaps_of
 from fedabml.errors import InputError
 
 spec = importlib.util.spec_from_file_location("hospitals", Path(__file__).parents[2] / "examples" / "hospitals.py")
@@ -38,7 +38,7 @@ def test_categories_and_gaps():
     words = WordRange.fit(np.array(["a"] * 180 + ["b"] * 16 + ["c"] * 4, object))
     p = words.tails(np.array(["a", "b", "c", "z", None], object))
     assert p == pytest.approx([1, 0.1, 0.02, 0.02, 0])  # an unknown word is as likely as a rare one
-    assert words.reason("B") == "is 'B', which is unknown; 'b' is known"
+    assert words.reason("B") == "is 'B', seen in fewer than 5 rows; 'b' is known"
     assert WordRange.fit(np.array(["a", "b"] * 100, object)).tails(np.array(["z"], object)).tolist() == [0]
     assert WordRange.fit(np.array(["a", "b"] * 10, object)).tails(np.array(["z"], object))[0] == pytest.approx(0.5 / 21)
     numbers = NumberRange.fit(np.r_[np.random.default_rng(0).normal(size=100), np.full(25, np.nan)])
@@ -56,7 +56,8 @@ def test_few_different_numbers_are_categories():
     odd = {name: values[:2].copy() for name, values in columns.items()}
     odd["c3"][0], odd["year"][1] = 7.0, 1950.0
     first, second = ranges.flags(odd)
-    assert first["c3"] == "c3 is '7', which is unknown" and second["year"] == "year is '1950', which is unknown"
+    assert first["c3"] == "c3 is '7', seen in fewer than 5 rows"
+    assert second["year"] == "year is '1950', seen in fewer than 5 rows"
 
 
 def test_an_offset_is_not_rounded_away():
@@ -144,3 +145,50 @@ def test_a_category_of_few_among_many_rows_is_saved(values):
     rare = min(content["ward"]["shares"], key=content["ward"]["shares"].get)
     content["ward"]["shares"][rare] = 0.0  # as earlier versions wrote it
     assert Ranges.from_json(content) == ranges
+
+
+def alarms(ranges, limits, columns):
+    """Return which rows exceed a limit."""
+    novelties = ranges.novelties(columns)
+    return np.any([novelty > limits.of(n, gaps_of(columns[n])) for n, novelty in novelties.items()], axis=0)
+
+
+def test_what_is_common_in_one_column_leaves_alarms_of_the_others():
+    """A client without 8% of the ages keeps its false alarms, and alarms for impossible ages and wrong units."""
+    random = np.random.default_rng(0)
+    train = {name: random.lognormal(3, 0.4, 4000) for name in ("age", "creatinine", "lactate")}
+    train["ward"] = random.choice(["a", "b"], 4000).astype(object)
+    ranges = Ranges.fit(train)
+    rows = {name: values[:2000].copy() for name, values in train.items()}
+    for name, gap in (("age", np.nan), ("ward", None)):
+        rows[name][random.random(2000) < 0.08] = gap
+    own, new = ({name: values[part] for name, values in rows.items()} for part in (slice(300), slice(300, None)))
+    assert alarms(ranges, Limits(ranges.threshold(0.05)), new).mean() > 0.14
+    limits = ranges.limits(own, 0.05)
+    assert set(limits.gaps) == {"age", "ward"} and not {"age", "ward"} & set(limits.values)
+    assert alarms(ranges, limits, new).mean() < 0.05
+    for name, value in (("age", 999.0), ("age", -1.0), ("creatinine", 500.0), ("ward", "zebra")):
+        spoiled = new | {name: np.full(1700, value, new[name].dtype)}
+        assert alarms(ranges, limits, spoiled).mean() == 1
+
+
+def test_limits_rise_only_where_too_many_rows_exceed_them():
+    values = np.random.default_rng(0).normal(size=2000)
+    ranges = Ranges.fit({"x": values})
+    wild = values[:100].clip(-1.5, 1.5)
+    wild[0] = 1e6  # one wild row of 100 is allowed, so its value hides nothing
+    assert ranges.limits({"x": wild}) == Limits(ranges.threshold())
+    few = wild[:10].copy()
+    assert ranges.limits({"x": few}) == Limits(ranges.threshold())
+    few[1] = 50.0
+    raised = ranges.limits({"x": few})
+    assert raised.values["x"] == ranges.novelty({"x": few[1:2]})[0] < ranges.novelty({"x": few[:1]})[0]
+
+
+def test_limits_are_saved_and_damage_is_refused():
+    limits = Limits(5.0, {"age": 7.0}, {"ward": 690.0})
+    content = json.loads(json.dumps(limits.to_json()))
+    assert Limits.from_json(5.0, content) == limits
+    for damage in ({"values": {}}, {"values": {"age": math.nan}, "gaps": {}}, {"values": {"age": "x"}, "gaps": {}}):
+        with pytest.raises((ValueError, KeyError)):
+            Limits.from_json(5.0, damage)

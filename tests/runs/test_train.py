@@ -392,6 +392,18 @@ def test_validation_rows_are_scored_where_there_are_any():
     assert explicit.summary["split"] == "test" and explicit.summary["nll"] != run.summary["nll"]
 
 
+def test_whole_numbers_that_are_standardised_are_noted():
+    random = np.random.default_rng(0)
+    x, y = random.integers(0, 9, (20, 3)), random.integers(0, 2, 20)
+    words = {"participation": 1.0, "device": "cpu", "batch_size": 5}
+    for inputs, count in ((x, 1), (x.astype(float), 0), (x > 4, 0)):
+        fed = fedabml.Federation.from_arrays([(inputs, y)] * 2)
+        notes = fedabml.prepare(fed, "mlr", **words).notes
+        assert ["whole numbers" in note for note in notes] == [True] * count
+    raw = fedabml.Federation.from_arrays([(x, y)] * 2, normalize="none")
+    assert fedabml.prepare(raw, "mlr", **words).notes == []
+
+
 def test_a_batch_larger_than_a_clients_data_is_noted():
     words = {"participation": 0.5, "device": "cpu"}
     setup = fedabml.prepare(federation(), "mlr", batch_size=15, **words)

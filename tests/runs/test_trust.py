@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 import fedabml
-from fedabml.cli.use import trust_lines
+from fedabml.cli.use import alarm_line, trust_lines
+from fedabml.data.ranges import LEAST_TAIL, Limits
 from fedabml.errors import InputError
 from fedabml.evaluation import calibration
 from fedabml.evaluation.density import LEAST_ENTROPY, Strangeness
@@ -198,11 +199,83 @@ def test_rows_that_are_encoded_have_flags_all_the_same(hospital):
     recipe = prior.input_spec.recipe
     x, y = recipe.apply(rows), recipe.encode_target(rows.died)
     posterior = prior.personalize(x, y, encoded=True, validation=0.4)
-    assert posterior.trust.range_limit == pytest.approx(recipe.ranges.threshold(0.025))
+    assert posterior.trust.range_limits.usual == pytest.approx(recipe.ranges.threshold(0.025))
     assert posterior.trust.strangeness is None
     checks = posterior.predict(new.assign(age=900.0)).checks
     assert checks.alarm.all() and all("age is 900" in texts[0] for texts in checks.flags)
     assert posterior.predict(new).checks.alarm.mean() < 0.1
+
+
+def test_values_are_flagged_without_validation_rows(hospital, tmp_path):
+    """An impossible value makes the prediction certain; only its flag and the alarm tell."""
+    prior, rows, new = hospital
+    posterior = prior.personalize(rows)
+    assert posterior.trust is None
+    checks = posterior.predict(new).checks
+    assert checks.alarm.mean() <= 0.05 and checks.coverage is None and checks.sets is None
+    spoiled = posterior.predict(new.assign(creatinine=9999.0, ward="burns"))
+    assert spoiled.entropy.max() < 1e-6 and spoiled.checks.alarm.all()
+    assert all({"ward", "creatinine"} <= set(causes) for causes in spoiled.checks.causes)
+    assert spoiled.checks.counts["ward"] == len(new)
+    assert "ward is 'burns', seen in fewer than 5 rows" in spoiled.checks.flags[0]
+    again = fedabml.load_posterior(posterior.save(tmp_path / "p.safetensors"))
+    assert again.predict(new).checks.flags == checks.flags
+    assert posterior.predict(prior.input_spec.recipe.apply(new), encoded=True).checks is None  # without its columns
+
+
+def test_what_is_common_at_a_client_is_named_without_an_alarm(hospital, tmp_path):
+    """Gaps that the client often has raise no alarm, and hide none: not of a wrong unit, not of an impossible age."""
+    prior, rows, new = hospital
+    random = np.random.default_rng(0)
+    rows, new = (t.assign(age=t.age.mask(random.random(len(t)) < 0.08)) for t in (rows, new))
+    posterior = prior.personalize(rows, validation=0.3)
+    assert posterior.trust.range_limits.gaps.keys() == {"age"}
+    checks = posterior.predict(new).checks
+    assert checks.alarm.mean() <= 0.06
+    gap = int(np.flatnonzero(new.age.isna() & ~checks.alarm)[0])
+    assert checks.flags[gap][0] == "age is missing, seen in fewer than 5 rows (such values are common at this client)"
+    known = new[new.creatinine.notna() & new.temperature.notna()].reset_index(drop=True)
+    spoils = {"creatinine": known.creatinine * 10, "temperature": known.temperature * 1.8 + 32, "age": 999.0}
+    for name, values in spoils.items():
+        spoiled = posterior.predict(known.assign(**{name: values})).checks
+        assert np.mean([name in causes for causes in spoiled.causes]) > 0.95
+    again = fedabml.load_posterior(posterior.save(tmp_path / "p.safetensors"))
+    assert again.trust.range_limits == posterior.trust.range_limits
+    assert again.predict(new).checks.flags == checks.flags
+
+
+def test_a_value_that_is_unusual_at_the_client_too_raises_an_alarm(hospital):
+    """A client in another unit is used to it; ten times its own values are still an alarm."""
+    prior, rows, new = hospital
+    rows, new = (t.assign(creatinine=t.creatinine / 88.4) for t in (rows, new[new.creatinine.notna()]))
+    posterior = prior.personalize(rows, validation=0.3)
+    usual, wrong = (posterior.predict(new.assign(creatinine=k * new.creatinine)).checks for k in (1, 0.001))
+    assert usual.alarm.mean() < 0.1 and np.mean(["creatinine" in causes for causes in wrong.causes]) > 0.95
+
+
+def test_the_single_limit_of_an_earlier_version_does_what_it_did(posterior):
+    """Its highest limit was exceeded by what never was, so such values still raise alarms."""
+    tensors, facts = posterior.trust.pack()
+    old = {name: value for name, value in facts.items() if name != "raised"}
+    assert Trust.unpack(tensors, old | {"range_limit": 6.0}).range_limits == Limits(6.0)
+    assert Trust.unpack(tensors, old | {"range_limit": 690.8}).range_limits.usual < -math.log(LEAST_TAIL)
+    assert Trust.unpack(tensors, facts).range_limits == posterior.trust.range_limits
+
+
+def test_why_distances_are_not_judged_is_said(hospital, digits, tmp_path):
+    prior, rows, _ = hospital
+    line = alarm_line(prior.personalize(rows))
+    assert line == (
+        "alarms      by values, for at most about 5% of usual rows; made without --validation, so limits are those of "
+        "all sites"
+    )
+    assert "9 validation rows are too few to judge distances; 39 suffice" in alarm_line(
+        prior.personalize(rows.head(30), validation=0.3)
+    )
+    few = alarm_line(prior.personalize(rows.head(12), validation=0.3))
+    assert "fewer than 10 rows to train on, so distances are not judged" in few
+    assert alarm_line(digits[0]).startswith("alarms      by distances and strangeness, for")
+    assert alarm_line(dataclasses.replace(digits[0], trust=None)) == "alarms      none: made without --validation"
 
 
 def test_the_effect_of_a_calibration_of_several_labels_is_cross_validated():
@@ -217,7 +290,7 @@ def test_the_effect_of_a_calibration_of_several_labels_is_cross_validated():
     scaled = calibration.with_temperature(flat.probs, trust.temperature)
     assert trust.nll_after > -np.log(scaled[np.arange(len(known)), known]).mean()
     assert "ECE" not in "".join(trust_lines(trust, several=True))
-    assert trust_lines(trust, several=True)[-1].startswith("alarms      none")
+    assert trust_lines(trust, several=True)[-1].startswith("coverage    no sets")
 
 
 def test_a_client_of_the_run_by_name(tmp_path, monkeypatch):
@@ -238,7 +311,8 @@ def test_a_client_of_the_run_by_name(tmp_path, monkeypatch):
     ]
     assert "--drop-columns" in command("train", *words, "--out", "run", code=2).output  # the patients' identifiers
     words += ["--drop-columns", "patient"]
-    command("train", *words, "--participation", 1, "--out", "run")
+    said = command("train", *words, "--participation", 1, "--out", "run").stdout
+    assert "fedabml personalize run --data CLIENT.csv --validation 0.3 --out posterior.safetensors" in said
     command("personalize", "run", "--client", "Hospital F", "--validation", 0.3, "--out", "f.safetensors")
     fed = fedabml.read_table(table, client="hospital", target="died", drop=["patient"])
     run = fedabml.train(fed, "mlr", rounds=2, participation=1.0, evaluate=False)
@@ -283,11 +357,19 @@ def test_the_command_line_says_what_it_found(hospital, tmp_path):
         and "coverage    90% sets" in out
         and "positive rows" in out
     )
-    command("predict", tmp_path / "posterior.safetensors", "--data", tmp_path / "new.csv", "--out", tmp_path / "p.csv")
+    assert "on average over new rows like those held out" in out
+    words = [tmp_path / "posterior.safetensors", "--data", tmp_path / "new.csv", "--out", tmp_path / "p.csv"]
+    assert "--report" in command("predict", *words, "--report", tmp_path / "p.csv", code=2).output
+    said = command("predict", *words, "--report", tmp_path / "p.html").stdout
     lines = list(csv.DictReader((tmp_path / "p.csv").read_text("utf-8").splitlines()))
     assert set(lines[0]) >= {"label", "set", "alarm", "distance", "flags"}
     assert np.mean([line["alarm"] == "yes" for line in lines]) > 0.85  # where creatinine was measured
     assert any("creatinine is" in line["flags"] for line in lines)
+    count = sum(line["alarm"] == "yes" for line in lines)
+    named = sum("creatinine" in line["flags"] and line["alarm"] == "yes" for line in lines)
+    assert f"alarms        {count} of {len(lines)} rows: " in said and f"creatinine {named}" in said
+    page = (tmp_path / "p.html").read_text("utf-8")
+    assert "Causes of alarms" in page and f"{len(lines)} rows, {count} with an alarm" in page
 
 
 def test_a_trust_of_an_earlier_version_loads(posterior):

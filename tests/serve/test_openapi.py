@@ -30,9 +30,10 @@ def posterior(shape, shift=0.0, dtype="float32", recipe=None):
 
 
 def table():
-    frame = pd.DataFrame({"who": ["a"] * 8, "day": [f"2024-0{i + 1}-15" for i in range(8)], "dose, mg": np.arange(8.0)})
-    frame["word"] = ["x", 'quoted "y"'] * 4
-    frame["y"] = ["no", "yes"] * 4
+    frame = pd.DataFrame({"who": ["a"] * 10, "day": [f"2024-{i + 1:02}-15" for i in range(10)]})
+    frame["dose, mg"] = np.arange(10.0)
+    frame["word"] = ["x", 'quoted "y"'] * 5
+    frame["y"] = ["no", "yes"] * 5
     recipe = replace(TableRecipe.fit(frame, "who", "y", "classification", ("no", "yes"), dates=("day",)), id="number")
     return posterior((len(recipe.feature_names),), recipe=recipe)
 
@@ -65,7 +66,7 @@ def test_the_example_is_read_in_every_form(case):
 
 def test_a_table_names_its_columns_and_carries_identifiers():
     own = table()
-    assert example_row(own.input_spec) == {"dose, mg": 3.5, "word": 'quoted "y"', "day": "2024-07-01"}
+    assert example_row(own.input_spec) == {"dose, mg": 4.5, "word": 'quoted "y"', "day": "2024-07-01"}
     row = example_row(own.input_spec) | {"number": 7.0, "extra": 1}
     rows = PARSERS["application/json"](own.input_spec, json.dumps({"rows": [row]}).encode(), 1)
     assert rows.ids == ["7"] and rows.ignored == ["extra"]
