@@ -187,10 +187,10 @@ class Search:
                     # Beyond six digits a difference is rounding, and the NLL decides.
                     rank = (round(-MEASURES[measure].distance(value), 6), -nll)
                     personal = scores[0].personal
-                    numbers = {"value": value, "nll": nll, "rank": rank, "error": None}
                     some_left = summaries[0].get(key_of_large(measure, summaries[0])) is not None
-                    numbers |= {"who": of_large(measure, summaries[0]) * some_left, "base": _base(summaries, measure)}
-                    scored.append(replace(failed, personal=personal, **numbers))
+                    who, base = of_large(measure, summaries[0]) * some_left, _base(summaries, measure)
+                    found = replace(failed, personal=personal, value=value, nll=nll, rank=rank, error=None)
+                    scored.append(replace(found, who=who, base=base))
         return max(scored, key=lambda trial: trial.rank, default=failed)
 
     # -- confirmation ---------------------------------------------------------------------------------------------

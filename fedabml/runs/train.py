@@ -48,8 +48,9 @@ log = logging.getLogger("fedabml")
 
 # What a notebook shows of a run's summary.
 CARD = (
-    *("algorithm", "dataset", "model", "clients", "rounds", "seed", "split", "accuracy", "auroc", "f1", "rmse", "nll"),
-    *("ece", "prior_accuracy", "prior_nll", "seconds"),
+    *("algorithm", "dataset", "model", "clients", "rounds", "seed", "split", "accuracy", "base_accuracy"),
+    *("auroc_pooled", "f1_pooled", "rmse", "base_rmse", "nll", "base_nll", "ece"),
+    *("prior_accuracy", "prior_nll", "seconds"),
 )
 # Keys that may change when a run is resumed: its length, its scoring, and what is only recorded.
 PERSONAL = ("personal_epochs", "personal_lr", "predict_samples")

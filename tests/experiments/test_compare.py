@@ -19,6 +19,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from fedabml.cli.compare import fitting, width
 from fedabml.errors import InputError
 from fedabml.experiments import runner
 from fedabml.experiments.cell import Cell, Result, Score
@@ -357,6 +358,14 @@ def test_the_table_fits_the_terminal(finished, idle, monkeypatch, width):
         head = next(line for line in output.splitlines() if "accuracy %" in line)
         words = ("behind", "worst tenth", "NLL", "ECE", "Brier", "traffic", "seconds", "harmed")
         assert all(word in head for word in words)
+
+
+def test_a_wide_table_is_shown_in_parts_that_fit():
+    head, rows = ["name", *(f"measure {i}" for i in range(9))], [[f"row{i}", *["1.234"] * 9] for i in range(2)]
+    parts = list(fitting(head, rows, 40))
+    assert [name for part, _ in parts for name in part[1:]] == head[1:] and len(parts) == 3
+    assert all(width(part, cells) <= 40 and cells[1][0] == "row1" for part, cells in parts)
+    assert [len(part) for part, _ in fitting(head, rows, 5)] == [2] * 9  # at least one measure each
 
 
 def test_a_live_bar_on_a_terminal(monkeypatch):
