@@ -56,7 +56,7 @@ def cells(comparison: Comparison, brief: bool = False, lead: bool = False) -> tu
     head = ["algorithm", *(measure.heading for measure in comparison.columns), "traffic", "seconds"]
     if lead:
         head.insert(2, "behind")
-    head += ["harmed"] * bool(comparison.local)
+    head += [_harm_heading(comparison)] * bool(comparison.local)
     rows = [_row(comparison, row, brief, lead) for row in comparison.rows]
     if base := _base(comparison, comparison.columns):
         base[2:2] = [Cell(NONE)] * lead
@@ -114,8 +114,18 @@ def _row(comparison: Comparison, row: Row, brief: bool, lead: bool) -> list[Cell
         cells.insert(2, Cell(_mean(comparison.columns[0], mean, half), mean))
     cells.append(Cell(NONE if row.traffic is None else size(row.traffic), row.traffic))
     cells.append(Cell(NONE if row.seconds is None else f"{row.seconds:.1f}", row.seconds))
-    harmed = harmed_share(comparison, row.label)
-    return cells + [Cell(NONE if harmed is None else f"{harmed:.0%}", harmed)] * bool(comparison.local)
+    if comparison.local is None:
+        return cells
+    share = harmed_share(comparison, row.label)
+    if _harm_heading(comparison) == "worse":
+        share = row.harm and row.harm.share
+    return [*cells, Cell(NONE if share is None else f"{share:.0%}", share)]
+
+
+def _harm_heading(comparison: Comparison) -> str:
+    """Return "harmed" if any client has an interval, otherwise "worse", which counts the smallest difference, too."""
+    known = any(harmed_share(comparison, row.label) is not None for row in comparison.rows)
+    return "harmed" if known else "worse"
 
 
 def _mean(column: Measure, mean: float | None, half: float | None) -> str:
@@ -193,15 +203,15 @@ def explained(comparison: Comparison, lead: bool = False) -> list[str]:
             lines.append(f"Behind: the best's lead over it{spread}.")
     if comparison.local is None:
         lines.append("Harm is not counted: it needs Local only, the algorithm 'local', among those compared.")
-    elif any(harmed_share(comparison, row.label) is not None for row in comparison.rows):
+    elif _harm_heading(comparison) == "harmed":
         lines.append(
             "Harmed: clients that Local only serves better beyond chance, which is with the whole 95% interval of the "
             "client's own difference over seeds. Worse, below: by however little, each seed counted."
         )
     else:
         lines.append(
-            "Harmed: not known (–), because no client has an interval: that takes the same clients with at least "
-            f"{SEEDS_TO_TEST} seeds. Worse, below: by however little, each seed counted."
+            "Worse: clients that Local only serves better, by however little, each seed counted. Which are harmed "
+            f"beyond chance is not known: that takes the same clients with at least {SEEDS_TO_TEST} seeds."
         )
     for row in comparison.rows:
         if row.diverged:

@@ -68,11 +68,14 @@ def test_without_enough_seeds_nothing_is_judged():
     comparison = compared(seeds=2)
     assert harmed_share(comparison, "ours") is None and benefits(comparison, "ours")[0].half is None
     assert "at least 3 seeds" in benefit_notes(comparison)[0]
-    assert grid(comparison)[1][0][-1] == "–" and comparison.records("algorithm")[0]["harmed"] is None
+    head, rows = grid(comparison)
+    ours = next(row.harm for row in comparison.rows if row.label == "ours")
+    assert head[-1] == "worse" and rows[0][-1] == f"{ours.share:.0%}"  # counted, but not called harmed
+    assert comparison.records("algorithm")[0]["harmed"] is None
 
 
 def test_clients_that_are_others_with_every_seed_are_not_averaged():
     comparison = compared(same_clients=False)
     assert benefits(comparison, "ours") == [] and benefit_cells(comparison)[1] == []
     assert "--partition-seed 0" in benefit_notes(comparison)[0]
-    assert any("Harmed: not known" in line for line in explained(comparison))
+    assert any("harmed beyond chance is not known" in line for line in explained(comparison))

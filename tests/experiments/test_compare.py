@@ -352,11 +352,11 @@ def test_the_table_fits_the_terminal(finished, idle, monkeypatch, width):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     output = run("compare", "--resume", "--out", finished).stdout
-    assert "harmed" in output and ("are in table.md" in output) == (width < 140)
+    assert "worse" in output and ("are in table.md" in output) == (width < 140)
     assert ("Behind: the best's lead" in output) == (width > 80) == ("and the differences to the best" not in output)
     if width > 80:
         head = next(line for line in output.splitlines() if "accuracy %" in line)
-        words = ("behind", "worst tenth", "NLL", "ECE", "Brier", "traffic", "seconds", "harmed")
+        words = ("behind", "worst tenth", "NLL", "ECE", "Brier", "traffic", "seconds", "worse")
         assert all(word in head for word in words)
 
 
@@ -414,8 +414,8 @@ def test_the_base_rate_and_pooled_ranks_stand_beside_every_algorithm():
     head, cells = grid(found)
     last = dict(zip(head, cells[-1], strict=True))
     assert [row[0] for row in cells] == ["good", "local", "base rate"]
-    assert (last["accuracy %"], last["NLL"], last["ECE"], last["harmed"]) == ("55.00", "0.700", "0.010", "–")
-    assert all(row[head.index("harmed")] == "–" for row in cells)  # two seeds are no interval
+    assert (last["accuracy %"], last["NLL"], last["ECE"], last["worse"]) == ("55.00", "0.700", "0.010", "–")
+    assert [row[head.index("worse")] for row in cells] == ["0%", "–", "–"]  # two seeds are no interval
     assert "takes the same clients with at least 3 seeds" in " ".join(explained(found))
     head, cells = decision_grid(found, brief=True)
     assert head == ["algorithm", "pooled AUROC", "AUROC"]  # what no client has is left out
