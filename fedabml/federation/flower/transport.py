@@ -123,7 +123,7 @@ class FlowerTransport:
         return True
 
     def send(self, orders: Sequence[Order], ttl: float) -> None:
-        """Send orders that are valid for `ttl` seconds. If a site stays away until then, the order fails."""
+        """Send orders that are valid for `ttl` seconds. Nothing arrives for those that nobody answers until then."""
         if any(self._node_of(order.site) is None for order in orders):
             self.sites()
         until, batch = time.monotonic() + ttl, []
@@ -209,9 +209,8 @@ class FlowerTransport:
         now = time.monotonic()
         for pending in [pending for pending in self._lost if pending.expires < now]:
             self._lost.remove(pending)
-            arrivals += _failed(pending, "The site did not take the order in time.")
         for name in [name for name, pending in self._pending.items() if pending.expires + AFTERMATH < now]:
-            arrivals += _failed(self._pending.pop(name), "The site did not answer in time.")
+            del self._pending[name]
         return arrivals
 
     def _announced(self, message: Any, tree: ObjectTree) -> list[Arrival]:
@@ -285,8 +284,10 @@ class FlowerTransport:
         return [replace(arrival, asked_again=True)]
 
     def _again(self, pending: _Pending, reason: str) -> list[Arrival]:
-        """Queue an order to be sent again, or report it as failed."""
-        if pending.resends >= RESENDS or time.monotonic() >= pending.expires:
+        """Queue an order to be sent again, or report it as failed. The site of an expired one is silent."""
+        if time.monotonic() >= pending.expires:
+            return []
+        if pending.resends >= RESENDS:
             return _failed(pending, reason)
         self._lost.append(pending)
         return []

@@ -146,8 +146,14 @@ def fleet(api: SuperLinkApi, keys: dict[str, Any]) -> Iterator[dict[str, FleetSi
 def connected(api: SuperLinkApi, key: Any) -> Iterator[FleetSite]:
     """Connect one site."""
     private: Any = load_ssh_private_key(key.private, password=None)
+    problem = None
     with http_request_response(api.address, True, None, (private, private.public_key())) as connection:
-        yield FleetSite(connection, key.secret)
+        try:
+            yield FleetSite(connection, key.secret)
+        except BaseException as error:  # Flower's context logs exceptions and goes on: a failed assert would be lost
+            problem = error
+    if problem is not None:
+        raise problem
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:

@@ -234,6 +234,14 @@ def test_a_restarted_supernode_gets_its_order_again(world: World) -> None:
         assert world.transport.receive(0.5) == [] and not site.has_order()
 
 
+def test_a_site_that_does_not_answer_is_silent(world: World) -> None:
+    """Flower reports an order that has expired as an error, but the site cost a time-out, and so must rest for long."""
+    with fleet(world.api, {"a": world.keys["a"]}):
+        world.transport.sites()
+        world.transport.send(list(world.orders().values()), 1.0)  # b is away
+        assert world.transport.receive(3.0) == []
+
+
 def test_an_order_waits_for_a_site_that_is_away(world: World) -> None:
     world.transport.send(list(world.orders(names=("b",)).values()), 100.0)
     assert world.transport.receive(0.3) == []
