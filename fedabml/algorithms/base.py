@@ -10,6 +10,7 @@ No method has a client axis: the engine adds it with `torch.vmap`. Messages are 
 A round:   shared ──begin──▶ carry ──step…──▶ carry ──end──▶ update, kept;   mean of updates ──merge──▶ shared
 A client:  shared ──personal──▶ carry ──personal_step…──▶ carry ──own_model──▶ a distribution over weights
 A client without kept state begins from `keep`, which may depend on the initial weights and on what the server sends.
+Optimiser: `zero_momentum`, `momentum_step`; `steps` has its form with a pull; σ has a step in `Variational.move`.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def show(run: Run, out: Path, more: Sequence[str] = ()) -> None:
     """Print the summary as a table, the paths of the results, and the next command with the flags `more`."""
     import numpy as np
 
-    from ..data.rows import FEW_ROWS
+    from ..evaluation.measures import FEW_ROWS
 
     print_scores(run.summary, describe(run.summary))
     print_line(f"report   {out / 'report.html'}")

@@ -14,9 +14,6 @@ from ..errors import InputError, quoted
 # One number per use of randomness, so that the same seed never gives the same draws to two purposes.
 BY_CLASS, DIRICHLET, IID, HOLD_OUT, TABLE, EMNIST, DIRICHLET_CLASSES = range(1, 8)
 
-# A client with fewer rows to be scored on is small: a single row moves its accuracy by more than ten points.
-FEW_ROWS = 10
-
 
 def generator(seed: int, purpose: int) -> np.random.Generator:
     """Return the random numbers of one purpose. Draw with `random` where possible: its stream is the steadiest."""

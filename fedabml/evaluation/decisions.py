@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from .measures import FEW_OF_CLASS
+
 SPECIFICITY = 0.9  # at which sensitivity is reported by default
 BINS = 15  # of calibration errors, as is customary
 SMALL = 50  # rows below which a client gets intervals
 RESAMPLES = 500  # of a client's rows, for the intervals of its measures
 MOST_RESAMPLED = 500  # small clients up to which measures get bootstrap intervals: resampling takes 8 ms each
-FEW_OF_CLASS = 5  # rows of a class below which chance decides a client's measures; also rows that bootstraps need
 BOOTSTRAPPED = ("auroc", "average_precision", "balanced_accuracy", "f1", "recall")
 BOOTSTRAPPED_MACRO = ("balanced_accuracy", "f1")  # those of more than two classes
 MOST_CLIENTS = 20_000  # up to which every client is measured; beyond it, only the pooled samples are

@@ -2,6 +2,7 @@
 
 Pages, tables, the terminal and comparisons take their headings and formats from `MEASURES`. To add a measure, compute
 it in `evaluation.client_scores`, or in `evaluation.decisions` for ranks and thresholds, and declare it here.
+The rows of the scores, in the terminal and on pages (`report.score_tables`), are those of `_OF_MODELS`.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ..data.rows import FEW_ROWS
-from .decisions import FEW_OF_CLASS
-
+# A client with fewer rows to be scored on is small: a single row moves its accuracy by more than ten points.
+FEW_ROWS = 10
+FEW_OF_CLASS = 5  # rows of a class below which chance decides a client's measures; also rows that bootstraps need
 HIGHER, LOWER = float("inf"), 0.0  # targets of measures without a best value of their own
 
 

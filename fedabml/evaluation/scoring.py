@@ -19,7 +19,6 @@ from torch import Tensor
 from .. import rng
 from ..algorithms.base import State
 from ..data import Federation, Rows
-from ..data.rows import FEW_ROWS
 from ..data.statistics import worst_decile
 from ..engine.client import outputs, personalise_after, predict
 from ..engine.label_level import label_offset
@@ -31,7 +30,7 @@ from ..errors import InputError, TrainingError
 from ..gaussian import Distribution
 from . import decisions, structured
 from .client_scores import SCORES, regression_rows
-from .measures import DECISIONS, WORST_TENTH
+from .measures import DECISIONS, FEW_OF_CLASS, FEW_ROWS, WORST_TENTH
 from .predictions import Prediction, Regression, with_label_level
 from .structured import MultiPrediction
 
@@ -265,7 +264,7 @@ def _without_small(values: dict[str, np.ndarray], rows: Rows, y: np.ndarray | No
     found: dict[str, Any] = {"clients_small": int(small.sum())}
     if y is not None and "recall" in values:
         positive = np.bincount(rows.owner, y == 1, len(rows))
-        few = np.minimum(positive, rows.counts - positive) < decisions.FEW_OF_CLASS
+        few = np.minimum(positive, rows.counts - positive) < FEW_OF_CLASS
         found["clients_few_of_class"] = int(few.sum())
     for prefix in ("", "base_"):
         accuracy = values.get(f"{prefix}accuracy")

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data.rows import FEW_ROWS
 from ..evaluation.decisions import SPECIFICITY
-from ..evaluation.measures import Measure, size
+from ..evaluation.measures import FEW_ROWS, Measure, size
 from ..files.paths import write
 from ..files.sealed import write_json
 from ..files.sheets import csv_records, markdown_table
@@ -118,7 +117,7 @@ def _row(comparison: Comparison, row: Row, brief: bool, lead: bool) -> list[Cell
         return cells
     share = harmed_share(comparison, row.label)
     if _harm_heading(comparison) == "worse":
-        share = row.harm and row.harm.share
+        share = row.harm.share if row.harm else None
     return [*cells, Cell(NONE if share is None else f"{share:.0%}", share)]
 
 

@@ -14,10 +14,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..data.rows import FEW_ROWS
 from ..data.statistics import worst_decile
 from ..errors import InputError, shortened
-from ..evaluation.measures import COMPARED, DECIDED, MEASURES, POOLED, WORST_TENTH, Measure, key_of_large, of_large
+from ..evaluation.measures import (
+    COMPARED,
+    DECIDED,
+    FEW_ROWS,
+    MEASURES,
+    POOLED,
+    WORST_TENTH,
+    Measure,
+    key_of_large,
+    of_large,
+)
 from ..files.sheets import frame, html_card
 from ..runs.config import RunConfig, Table
 from .benefits import harmed_share

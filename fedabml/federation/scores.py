@@ -14,9 +14,9 @@ from typing import Any
 
 from ..algorithms.base import State
 from ..arguments import is_number, is_whole
-from ..data.rows import FEW_ROWS
 from ..engine.setting import Cohort
 from ..errors import InputError, TrainingError
+from ..evaluation.measures import FEW_ROWS
 from ..evaluation.scoring import evaluate
 
 log = logging.getLogger("fedabml")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..data.rows import FEW_ROWS
+from ..evaluation.measures import FEW_ROWS
 from . import thin
 from .canvas import PAGE, Axis, Theme, finite, ticks
 from .charts import Series, bars, histogram, line_chart, ranges, scatter, usual_radius

@@ -15,11 +15,9 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ..data.rows import FEW_ROWS
 from ..data.statistics import worst_decile
 from ..errors import InputError
-from ..evaluation.decisions import FEW_OF_CLASS
-from ..evaluation.measures import key_of_large
+from ..evaluation.measures import FEW_OF_CLASS, FEW_ROWS, key_of_large
 from ..files.paths import read_bytes
 from ..files.sealed import check_digest, check_tensors, parse_sealed
 from ..files.sheets import csv_value

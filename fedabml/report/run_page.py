@@ -9,9 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from ..data.rows import FEW_ROWS
-from ..evaluation.decisions import FEW_OF_CLASS
-from ..evaluation.measures import DECISIONS, MEASURES, WORST_TENTH, Measure, at_specificity, of_large
+from ..evaluation.measures import (
+    DECISIONS,
+    FEW_OF_CLASS,
+    FEW_ROWS,
+    MEASURES,
+    WORST_TENTH,
+    Measure,
+    at_specificity,
+    of_large,
+)
 from . import figures, thin, unseen
 from .canvas import PAGE
 from .page import Cell, Figure, PageData, Row, Section, Table, Tile, document

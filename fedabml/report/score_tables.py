@@ -5,9 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..data.rows import FEW_ROWS
-from ..evaluation.decisions import FEW_OF_CLASS, MOST_COLUMNS
-from ..evaluation.measures import MEASURES, SCORED, Measure, at_specificity, key_of_large, of_large, size
+from ..evaluation.decisions import MOST_COLUMNS
+from ..evaluation.measures import (
+    FEW_OF_CLASS,
+    FEW_ROWS,
+    MEASURES,
+    SCORED,
+    Measure,
+    at_specificity,
+    key_of_large,
+    of_large,
+    size,
+)
 from .canvas import finite
 from .page import Cell
 
