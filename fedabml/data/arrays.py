@@ -54,6 +54,14 @@ def as_numpy(value: Any, subject: str) -> np.ndarray:
     return array
 
 
+def is_mapped(array: np.ndarray) -> bool:
+    """Return whether an array is a file that is mapped read-only, or a part of one, so that it need not be copied."""
+    base: Any = array
+    while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
+        base = base.base
+    return isinstance(base, np.memmap) and base.mode == "r"
+
+
 def as_features(value: Any, subject: str) -> np.ndarray:
     """Return images as uint8 [n, C, H, W], and everything else as float32 [n, ...].
 

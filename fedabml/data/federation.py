@@ -121,7 +121,8 @@ class Federation:
         of a whole-number type mean classification, floats regression; `task` overrides, and must be given for a few
         whole numbers of a float type. `classes` is the highest training label plus one unless given. Features are
         standardised, integers too, unless the model looks them up in an embedding (tokens) or `normalize` is "none".
-        `drop_small` leaves out clients with fewer than two training samples.
+        `drop_small` leaves out clients with fewer than two training samples. Features are copied, except for a single
+        client's that are mapped read-only (`np.load(file, mmap_mode="r")`).
         """
         clients = [f"client-{i}" for i in range(len(train))] if names is None else [str(name) for name in names]
         parts, task = arrays.check_parts({"train": train, "val": val, "test": test}, clients, task)
@@ -137,7 +138,7 @@ class Federation:
             i = int(np.searchsorted(first, sample, side="right")) - 1
             return f"{parts[i].title}, sample {sample - first[i]},"
 
-        mapped = len(parts) == 1 and not parts[0].x.flags.writeable  # images of the cache, which may exceed the memory
+        mapped = len(parts) == 1 and arrays.is_mapped(parts[0].x)  # a map, as of the image cache, may exceed the memory
         x = parts[0].x if mapped else np.concatenate([part.x for part in parts])
         y = np.concatenate([part.y for part in parts])
         owner, split = np.repeat([[number[part.client], part.split] for part in parts], counts, axis=0).T

@@ -1,9 +1,10 @@
 """A cache of decoded images: one uint8 .npy per folder of images, which later commands map into memory.
 
-It lies in `images/` of the cache folder, $FEDABML_CACHE or ~/.cache/fedabml. Its name holds a digest of the images'
-paths, sizes and times of change, so a changed folder is decoded again and its older file is removed. A checksum stands
-at its end. FEDABML_IMAGE_CACHE=off turns the cache off. A file holds the images themselves, so only its owner can read
-it. Where a file cannot be written, a warning says why, and the caller decodes into memory.
+It lies in a folder that the caller names, or in `images/` of the cache folder, $FEDABML_CACHE or ~/.cache/fedabml. Its
+name holds a digest of the images' paths, sizes and times of change, so a changed folder is decoded again and its older
+file is removed. So is any file that was not opened for `UNUSED` seconds, when another one is written. A checksum stands
+at a file's end. FEDABML_IMAGE_CACHE=off turns the cache off. A file holds the images themselves, so only its owner can
+read it. Where a file cannot be written, a warning says why, and the caller decodes into memory.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ log = logging.getLogger("fedabml")
 FORMAT = 1  # of the cache: a file of another format has another name
 CHECKSUM = 4  # bytes at a file's end: the CRC-32 of all before them
 BLOCK = 1 << 20  # bytes that are checked at once
+UNUSED = 30 * 86_400  # seconds after which a file that no command opened is removed
 ABANDONED = 86_400  # seconds after which an unfinished file is that of a process that was killed
 
 
@@ -42,17 +44,19 @@ class CacheFile:
     images: int
 
     @classmethod
-    def of(cls, folder: Path, files: Sequence[Path], options: str) -> CacheFile | None:
+    def of(cls, folder: Path, files: Sequence[Path], options: str, cache: Path | None = None) -> CacheFile | None:
         """Return the file of images in the order of `files`, read with `options`; None if the cache is not to be used.
 
-        Raises InputError if an image cannot be found any more.
+        It lies in the folder `cache`, by default `images/` of the machine's cache folder. Raises InputError if an image
+        cannot be found any more.
         """
+        cache = cache or cache_dir() / "images"
         if os.environ.get("FEDABML_IMAGE_CACHE", "").lower() in ("off", "0", "no", "false"):
             return None
         try:
-            cache = _private_folder()
+            _make_private(cache)
         except OSError as error:
-            _warn(f"'{cache_dir() / 'images'}' cannot be used ({error.strerror or error})")
+            _warn(f"'{cache}' cannot be used ({error.strerror or error})")
             return None
         try:
             from PIL import __version__  # another version may decode a JPEG, or resize, with other roundings
@@ -84,6 +88,8 @@ class CacheFile:
                     shape, _, dtype = np.lib.format.read_array_header_1_0(file)
                     start = file.tell()
                     if dtype == np.uint8 and len(shape) == 4 and shape[0] == self.images:
+                        with suppress(OSError):
+                            os.utime(self.path)  # the time of the last use
                         return np.asarray(np.memmap(file, np.uint8, "r", start, shape))
         except (InputError, OSError, ValueError) as error:
             log.debug("'%s' cannot be read: %s", self.path, error)
@@ -93,7 +99,8 @@ class CacheFile:
     def write(self, shape: tuple[int, ...], images: Iterator[np.ndarray]) -> np.ndarray | None:
         """Write images [C, H, W] as they come, and return them as `open` does; None, after a warning, if that fails.
 
-        Errors of the images themselves are raised. Files of the same folder's earlier states are removed.
+        Errors of the images themselves are raised. Files of the same folder's earlier states are removed,
+        and files that nothing used for long.
         """
         header, faults = io.BytesIO(), []
         np.lib.format.write_array_header_1_0(header, {"descr": "|u1", "fortran_order": False, "shape": shape})
@@ -124,20 +131,18 @@ class CacheFile:
         return self.open()
 
     def _remove_older(self) -> None:
-        """Remove what the same folder had in the cache before, and files that killed processes left unfinished."""
-        place, before = self.path.name.partition("-")[0], time.time() - ABANDONED
-        with suppress(OSError):  # another process may do the same
-            for file in self.path.parent.glob(f"{place}-*.npy"):
-                if file.name != self.path.name:
-                    file.unlink()
-            for file in self.path.parent.glob(".*.part"):
-                if file.stat().st_mtime < before:
+        """Remove what the same folder had in the cache before, and files that are unused or were left unfinished."""
+        place, now = self.path.name.partition("-")[0], time.time()
+        for file in [*self.path.parent.glob("*-*.npy"), *self.path.parent.glob(".*.part")]:
+            with suppress(OSError):  # another process may do the same
+                age = now - file.stat().st_mtime
+                replaced = file.name.startswith(f"{place}-") and file.name != self.path.name
+                if replaced or age > (ABANDONED if file.suffix == ".part" else UNUSED):
                     file.unlink()
 
 
-def _private_folder() -> Path:
-    """Return the folder of cached images, which only its owner can open; make it if it is not there."""
-    folder = cache_dir() / "images"
+def _make_private(folder: Path) -> None:
+    """Make a folder of cached images, which only its owner can open. Raises OSError if it cannot be such a one."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
@@ -147,7 +152,6 @@ def _private_folder() -> Path:
         raise PermissionError("it belongs to another user")
     if stat.S_IMODE(status.st_mode) & 0o077 and os.name == "posix":
         folder.chmod(0o700)
-    return folder
 
 
 def _digest(content: list[object]) -> str:
@@ -157,6 +161,6 @@ def _digest(content: list[object]) -> str:
 def _warn(reason: str) -> None:
     log.warning(
         "%s. The images are decoded into memory, now and by every later command. Make room, name another cache folder "
-        "with FEDABML_CACHE, or set FEDABML_IMAGE_CACHE=off.",
+        "with FEDABML_CACHE (a federation's site keeps them in its own folder), or set FEDABML_IMAGE_CACHE=off.",
         reason,
     )

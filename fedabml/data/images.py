@@ -142,8 +142,13 @@ class ImageRecipe:
             raise InputError(f"'{folder}' holds no image. Put .png or .jpg files there.")
         return self.read(files), [readable_name(str(file.relative_to(folder))) for file in files]
 
-    def site(self, folder: str | os.PathLike[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return one client's images and class numbers by split: "train" and, if it has such a folder, "test"."""
+    def site(
+        self, folder: str | os.PathLike[str], cache: Path | None = None
+    ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Return one client's images and class numbers by split: "train" and, if it has such a folder, "test".
+
+        Decoded images are kept in the folder `cache`, by default in that of this machine.
+        """
         files = site_files(Path(folder))
         number = {name: i for i, name in enumerate(self.class_names)}
         unknown = next((image for image in files if image.label not in number), None)
@@ -157,7 +162,7 @@ class ImageRecipe:
         if not trained:
             raise InputError(f"'{folder}' has test images only. Put images to train on into {folder}/train/CLASS/.")
         paths = [image.file for image in files]
-        cached = CacheFile.of(Path(folder), paths, f"{self.mode} {self.height} {self.width} {self.resized}")
+        cached = CacheFile.of(Path(folder), paths, f"{self.mode} {self.height} {self.width} {self.resized}", cache)
         x = cached.open() if cached else None
         if x is None:
             self.check(paths)

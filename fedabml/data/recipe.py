@@ -163,7 +163,8 @@ class TableRecipe:
 
     def surplus(self, names: Iterable[str]) -> list[str]:
         """Return which columns of a table have no use here: neither to predict from nor client, target or ID."""
-        return [name for name in names if name not in (*self.table_columns, self.client, self.target, self.id)]
+        used = {*self.table_columns, self.client, self.target, self.id}
+        return [name for name in names if name not in used]
 
     @property
     def text_columns(self) -> tuple[str, ...]:

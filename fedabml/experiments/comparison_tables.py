@@ -17,7 +17,7 @@ from ..report.page import Cell
 from ..report.score_tables import BASE_NOTE
 from ..runs.config import Table
 from ..version import __version__
-from .benefits import benefit_cells, benefit_notes, benefit_records, harmed_share
+from .benefits import benefit_cells, benefit_notes, benefit_records
 from .ranking import BASE, LEVEL, WORST, Comparison, Loss, Row
 from .statistics import SEEDS_TO_TEST
 
@@ -115,7 +115,7 @@ def _row(comparison: Comparison, row: Row, brief: bool, lead: bool) -> list[Cell
     cells.append(Cell(NONE if row.seconds is None else f"{row.seconds:.1f}", row.seconds))
     if comparison.local is None:
         return cells
-    share = harmed_share(comparison, row.label)
+    share = comparison.harmed_share(row.label)
     if _harm_heading(comparison) == "worse":
         share = row.harm.share if row.harm else None
     return [*cells, Cell(NONE if share is None else f"{share:.0%}", share)]
@@ -123,7 +123,7 @@ def _row(comparison: Comparison, row: Row, brief: bool, lead: bool) -> list[Cell
 
 def _harm_heading(comparison: Comparison) -> str:
     """Return "harmed" if any client has an interval, otherwise "worse", which counts the smallest difference, too."""
-    known = any(harmed_share(comparison, row.label) is not None for row in comparison.rows)
+    known = any(comparison.harmed_share(row.label) is not None for row in comparison.rows)
     return "harmed" if known else "worse"
 
 
@@ -343,7 +343,7 @@ def _record(comparison: Comparison, row: Row) -> Table:
         "p_seeds": lead and lead.p_seeds, "p_clients": lead and lead.p_clients,
         "harm_worse": harm and harm.worse, "harm_equal": harm and harm.equal, "harm_better": harm and harm.better,
         "harm_share": harm and harm.share, "harm_mean_loss": harm and harm.loss,
-        "harm_share_significant": harmed_share(comparison, row.label),
+        "harm_share_significant": comparison.harmed_share(row.label),
     }  # fmt: skip
 
 

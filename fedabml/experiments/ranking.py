@@ -29,9 +29,8 @@ from ..evaluation.measures import (
 )
 from ..files.sheets import frame, html_card
 from ..runs.config import RunConfig, Table
-from .benefits import harmed_share
 from .cell import Result
-from .statistics import Paired, holm, interval, mean, paired
+from .statistics import SEEDS_TO_TEST, Paired, holm, interval, mean, paired
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,6 +38,7 @@ if TYPE_CHECKING:
 LEVEL = 0.05  # of the tests
 LOCAL = "local"  # the algorithm that harm is measured against
 WORST = 10  # the number of clients with the largest losses that are listed
+HARMED, GAINS, OPEN = "harmed", "gains", "not significant"  # what a client's interval says
 BASE = "base rate"  # the label of the row that no algorithm has
 
 
@@ -65,6 +65,25 @@ class Harm:
     def share(self) -> float:
         """The share of the clients that are served worse."""
         return self.worse / (self.worse + self.equal + self.better)
+
+
+@dataclass(frozen=True)
+class Benefit:
+    """What one algorithm brings one client: means over the seeds in which both it and Local only have a score."""
+
+    client: str
+    rows: float | None  # that the client is scored on, mean over seeds
+    alone: float
+    gain: float  # above zero is better, whatever the measure
+    half: float | None  # of the 95% interval of the gain; None with too few seeds
+    seeds: int
+
+    @property
+    def verdict(self) -> str:
+        """Whether the gain's interval lies below zero, above it, or around it; empty without an interval."""
+        if self.half is None:
+            return ""
+        return HARMED if self.gain + self.half < 0 else GAINS if self.gain - self.half > 0 else OPEN
 
 
 @dataclass(frozen=True)
@@ -131,10 +150,50 @@ class Comparison:
         return [
             {"algorithm": row.label, "best": row.best, **{key: mean for key, (mean, _) in row.scores.items()}}
             | {f"{key}_half": half for key, (_, half) in row.scores.items() if half is not None}
-            | {"p": row.p, "worse": row.harm and row.harm.worse, "harmed": harmed_share(self, row.label)}
+            | {"p": row.p, "worse": row.harm and row.harm.worse, "harmed": self.harmed_share(row.label)}
             | {"refused": row.refused}
             for row in self.rows
         ]
+
+    @property
+    def repeated(self) -> bool:
+        """Whether clients can be matched across seeds: they are the same with every seed, or there is one seed."""
+        return self.same_clients or len(self.seeds) == 1
+
+    def benefits(self, label: str) -> list[Benefit]:
+        """Return every client's benefit from a row over Local only, the largest first.
+
+        Empty without Local only, for Local only itself, and where clients are other ones with every seed.
+        """
+        if self.local is None or label == self.local or not self.repeated:
+            return []
+        main = self.columns[0]
+        pairs: dict[str, list[tuple[float, float, float]]] = {}
+        for seed in self.seeds:
+            local_values, row_values = (self.values(row, seed, main.key) for row in (self.local, label))
+            if local_values is None or row_values is None:
+                continue
+            names = self.client_names[seed]
+            rows = self.counts.get(seed, np.full(len(names), math.nan))
+            for name, a, b, count in zip(names, local_values.tolist(), row_values.tolist(), rows.tolist(), strict=True):
+                if not math.isnan(a) and not math.isnan(b):
+                    pairs.setdefault(name, []).append((a, main.better * (b - a), count))
+        gained = []
+        for name, values in pairs.items():
+            local_scores, gains, counts = (list(column) for column in zip(*values, strict=True))
+            gain, half = interval(gains)
+            count = float(np.mean(counts))
+            enough = len(gains) >= SEEDS_TO_TEST
+            gained.append(
+                Benefit(name, None if math.isnan(count) else count, float(np.mean(local_scores)), gain,
+                        half if enough else None, len(gains))
+            )  # fmt: skip
+        return sorted(gained, key=lambda benefit: (-benefit.gain, benefit.client))
+
+    def harmed_share(self, label: str) -> float | None:
+        """Return the share of clients that are harmed beyond their intervals; None where no client has an interval."""
+        verdicts = [benefit.verdict for benefit in self.benefits(label) if benefit.verdict]
+        return verdicts.count(HARMED) / len(verdicts) if verdicts else None
 
     def _client_records(self) -> Iterator[Table]:
         for row in self.rows:

@@ -263,6 +263,11 @@ class SiteFolder(_Folder):
         return self.path / "apps.json"
 
     @property
+    def images(self) -> Path:
+        """The decoded images of a site whose data are a folder of images; a backup does not need it."""
+        return self.run / "images"
+
+    @property
     def prior_facts_file(self) -> Path:
         """The round of the newest prior."""
         return self.state / "prior.json"

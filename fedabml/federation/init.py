@@ -125,11 +125,21 @@ def renew(directory: str | os.PathLike[str]) -> ServerFolder:
 
 
 def _move_up(aside: ServerFolder, folder: ServerFolder) -> None:
-    """Move all parts of a folder into the empty one around it. The settings come last: with them it is complete."""
+    """Move all parts of a folder into the empty one around it. The settings come last: with them it is complete.
+
+    If a part cannot be moved, those moved before it are removed: the folder is empty again, and takes another `init`.
+    """
     with suppress(PermissionError):  # a mounted folder may belong to somebody else; the parts are private themselves
         folder.path.chmod(0o700)
-    for part in sorted(aside.path.iterdir(), key=lambda path: path == aside.settings_file):
-        part.rename(folder.path / part.name)
+    moved: list[Path] = []
+    try:
+        for part in sorted(aside.path.iterdir(), key=lambda path: path == aside.settings_file):
+            moved.append(part.rename(folder.path / part.name))
+    except BaseException:
+        for part in moved:
+            with suppress(OSError):
+                shutil.rmtree(part) if part.is_dir() else part.unlink()
+        raise
 
 
 def _inputs(

@@ -80,7 +80,7 @@ def training_rows(site: SiteFolder, prior: Prior) -> tuple[Any, Any]:
         raise InputError(f"'{site.settings_file}' names no data. Set `data` to this site's table, file or folder.")
     if spec.recipe is None:
         if spec.images is not None:
-            return settings.data, None
+            return spec.images.site(settings.data, site.images)["train"]
         data = open_data(settings.data)
         if not isinstance(data, dict):
             raise InputError(f"'{settings.data}' holds no arrays, which the prior was trained on. Give an .npz file.")

@@ -6,6 +6,7 @@ are, and what it allows. Both are read from TOML, and `to_toml` writes every key
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import re
@@ -22,6 +23,7 @@ from ..files.paths import read_text, write
 from ..models import NAMES
 
 Table = dict[str, Any]
+log = logging.getLogger("fedabml")
 AGGREGATIONS = ("mean", "trimmed-mean", "median", "krum")
 NORMALISATIONS = ("schema", "pooled")
 DTYPES = ("float32", "float64")
@@ -97,10 +99,16 @@ def split_address(address: object, subject: str = "server") -> tuple[str, int]:
     return check_host(host[1:-1] if bracketed else host, subject), int(port)
 
 
-class _Checked:
-    """A frozen dataclass whose fields are the keys of a TOML file. `RETIRED` keys of earlier versions are ignored."""
+_noted: set[tuple[str, ...]] = set()  # files and their retired keys; a process reads a file many times
 
-    RETIRED: ClassVar[tuple[str, ...]] = ()
+
+class _Checked:
+    """A frozen dataclass whose fields are the keys of a TOML file.
+
+    `RETIRED` are keys of earlier versions, each with what to do in their place. They have no effect, which a note says.
+    """
+
+    RETIRED: ClassVar[dict[str, str]] = {}
 
     def __post_init__(self) -> None:
         for each in fields(self):  # type: ignore[arg-type]
@@ -114,7 +122,12 @@ class _Checked:
     def of(cls, data: Table, subject: str = "The settings") -> Self:
         """Make settings from a table. Raises InputError for a key that is unknown, missing or wrong."""
         known = {each.name: each for each in fields(cls)}  # type: ignore[arg-type]
-        data = {name: value for name, value in data.items() if name not in cls.RETIRED}
+        retired = {name: advice for name, advice in cls.RETIRED.items() if name in data}
+        if retired and (subject, *retired) not in _noted:
+            _noted.add((subject, *retired))
+            for name, advice in retired.items():
+                log.warning("%s: the key '%s' has no effect. %s", subject, name, advice)
+        data = {name: value for name, value in data.items() if name not in retired}
         for name in data:
             if name not in known:
                 raise InputError(f"{subject} has an unknown key {quoted(name)}.{nearest(str(name), known)}")
@@ -233,7 +246,9 @@ class Settings(_Checked):
 class SiteSettings(_Checked):
     """Settings of one site. They belong to the site: the server can neither read nor change them."""
 
-    RETIRED: ClassVar[tuple[str, ...]] = ("drop_columns",)
+    RETIRED: ClassVar[dict[str, str]] = {
+        "drop_columns": "Remove it: a site reads the columns of the federation's schema alone."
+    }
 
     federation: str = key(MISSING, "identity of the federation, 32 hexadecimal digits; leave it as it is")
     name: str = key(MISSING, "name of this site; leave it as it is")

@@ -105,7 +105,7 @@ def load(site: SiteFolder, card: Card) -> Federation:
     with without_values("encoded"):
         if found := reasons(schema, data):
             raise Refusal(" ".join(found))
-        return _encoded(site.settings, card, schema, data)
+        return _encoded(site, card, schema, data)
 
 
 def check_schema(card: Card, schema: Schema) -> None:
@@ -127,16 +127,16 @@ def spec_targets(spec: Any) -> int:
     return int(next(getattr(likelihood, n) for n in ("targets", "labels", "steps") if hasattr(likelihood, n)))
 
 
-def _encoded(settings: SiteSettings, card: Card, schema: Schema, data: Any) -> Federation:
-    spec, names = card.input_spec, [settings.name]
+def _encoded(site: SiteFolder, card: Card, schema: Schema, data: Any) -> Federation:
+    spec, settings = card.input_spec, site.settings
     classes = len(schema.classes) or None
     if schema.kind == "table":
         fed = _from_table(settings, card, data)
     else:
-        splits = spec.images.site(settings.data) if spec.images else _splits(data)
+        splits = spec.images.site(settings.data, site.images) if spec.images else _splits(data)
         fed = Federation.from_arrays(
-            [splits["train"]], [splits.get("test")], names=names, task=schema.task, classes=classes, normalize="none",
-            dataset=spec.dataset,
+            [splits["train"]], [splits.get("test")], names=[settings.name], task=schema.task, classes=classes,
+            normalize="none", dataset=spec.dataset,
         )  # fmt: skip
         if spec.network.tokens:
             check_tokens(spec.network, fed.x, "The site's inputs")

@@ -18,6 +18,7 @@ This module imports neither torch nor an algorithm before a federation or an alg
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import tomllib
@@ -42,8 +43,10 @@ if TYPE_CHECKING:
     from ..algorithms import Algorithm
     from ..data import Dataset, Federation
     from ..data.download import Progress
+    from ..data.recipe import TableRecipe
 
 Table = dict[str, Any]
+log = logging.getLogger("fedabml")
 
 PARTITIONS = ("auto", "classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
 TASKS = ("classification", "regression", "multilabel", "sequence")
@@ -327,6 +330,35 @@ class RunConfig:
         options = (*(getattr(self, name) for name in (*TABLE_KEYS, *_TARGET_KEYS)), *common.values(), self.image_size)
         options += (self.validation, seed)
         return once(path, options, lambda: transformed(read()).hold_out(self.validation, seed))
+
+    def as_trained(self, fed: Federation, digest: object, recipe: TableRecipe | None) -> Federation | None:
+        """Return the federation of this configuration whose hash is `digest`; None if the data have changed.
+
+        Earlier versions learned another recipe from the same table: words of fewer than `LEAST` rows had features of
+        their own. If that is the whole difference, the `recipe` of the run's prior encodes the table, and a note says
+        so.
+        """
+        from ..data.frames import read_frame
+        from ..data.ranges import LEAST
+
+        if fed.hash == digest:
+            return fed
+        if recipe is None or not is_table(self.data):
+            return None
+        try:
+            x = recipe.apply(read_frame(str(self.data), () if self.id_column is None else (self.id_column,)))
+        except InputError:  # the table lacks a column of the recipe, or holds other kinds of values
+            return None
+        trained = replace(fed, x=x, recipe=recipe)
+        if trained.hash != digest:
+            return None
+        log.warning(
+            "The run was made by an earlier version of fedabml, so the table is encoded by the recipe in its prior. "
+            "This version counts words of fewer than %d rows as 'other' and rounds medians. The prior may hold such "
+            "words and medians of single rows: train again before you hand it to others.",
+            LEAST,
+        )
+        return trained
 
     def table_columns(self) -> Table:
         """Return the path of the run's table and what its columns are for: keywords of `fedabml.read_table`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -369,3 +370,25 @@ def test_a_sample_that_is_not_finite_is_found_with_its_owner():
     x[17, 1] = np.nan
     with pytest.raises(InputError, match=f"sample 17 .client '{owner[17]}'"):
         Federation.from_owners(x, y, owner, test)
+
+
+def test_a_read_only_array_of_one_client_is_copied():
+    """Its base may be written to elsewhere, and the federation must not change under its hash."""
+    base = np.arange(24, dtype=np.float32).reshape(12, 2)
+    x = base.view()
+    x.flags.writeable = False
+    fed = Federation.from_arrays([(x, np.arange(12) % 2)])
+    before = fed.hash
+    base[:] = 0
+    assert not np.shares_memory(fed.x, base)
+    assert dataclasses.replace(fed).hash == before
+
+
+@pytest.mark.parametrize(("mode", "copied"), [("r", False), ("r+", True), ("c", True)])
+def test_a_single_clients_map_is_copied_unless_it_is_read_only(tmp_path, mode, copied):
+    np.save(tmp_path / "x.npy", np.arange(24, dtype=np.float32).reshape(12, 2))
+    x = np.load(tmp_path / "x.npy", mmap_mode=mode)
+    view = x[2:]
+    view.flags.writeable = False
+    fed = Federation.from_arrays([(view, np.arange(10) % 2)])
+    assert np.shares_memory(fed.x, x) == (not copied)

@@ -186,3 +186,27 @@ def test_unfinished_files_of_killed_processes_are_removed_after_a_day(folder, mo
     fedabml.Federation.from_folder(folder)
     unfinished, cached = cached_files(folder)
     assert unfinished.name == ".new.npy.part" and cached.suffix == ".npy"
+
+
+def test_a_file_that_nothing_opened_for_a_month_is_removed_when_another_is_written(folder):
+    fedabml.Federation.from_folder(folder)
+    fedabml.Federation.from_folder(folder, image_size=4)
+    used, unused = sorted(cached_files(folder), key=lambda file: -file.stat().st_size)
+    for file in (used, unused):
+        os.utime(file, (file.stat().st_mtime - image_cache.UNUSED - 60,) * 2)
+    fedabml.Federation.from_folder(folder)  # a use of the larger file
+    assert cached_files(folder) == sorted([used, unused])  # nothing was written, so nothing is removed
+    fedabml.Federation.from_folder(folder, image_size=3)
+    assert used.exists() and not unused.exists() and len(cached_files(folder)) == 2
+
+
+def test_another_place_for_the_cache_is_used_alone(folder, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setenv("FEDABML_IMAGE_CACHE", "off")
+        recipe = fedabml.Federation.from_folder(folder).images
+    recipe.site(folder / "a", tmp_path / "place" / "images")
+    (file,) = (tmp_path / "place" / "images").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600 and file.parent.stat().st_mode & 0o777 == 0o700
+    assert not (tmp_path / "cache").exists()
+    with nothing_decoded(monkeypatch):
+        recipe.site(folder / "a", tmp_path / "place" / "images")

@@ -385,3 +385,13 @@ def test_the_median_of_a_recipe_is_rounded():
     ages = np.r_[np.arange(101.0), np.nan]
     assert Numeric.fit(ages).median == 50
     assert Numeric.fit(np.full(3, 1.23456)).median == 1.23456
+
+
+def test_the_surplus_of_a_wide_table_takes_one_pass(monkeypatch):
+    """The columns in use are gathered once, not for every column of the table."""
+    recipe = TableRecipe(("age",), {"age": Numeric(0.0, 0.0, 1.0, False)}, {}, "site", "ill", "classification", id="id")
+    gathered, columns = [], TableRecipe.table_columns.fget
+    monkeypatch.setattr(TableRecipe, "table_columns", property(lambda self: gathered.append(self) or columns(self)))
+    extra = [f"extra {i}" for i in range(50)]
+    assert recipe.surplus(["age", "site", *extra, "ill", "id"]) == extra
+    assert len(gathered) == 1

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedabml.experiments.benefits import benefit_cells, benefit_notes, benefit_records, benefits, harmed_share
+from fedabml.experiments.benefits import benefit_cells, benefit_notes, benefit_records
 from fedabml.experiments.cell import Result, Score
 from fedabml.experiments.comparison_tables import explained, grid, markdown
 from fedabml.experiments.ranking import make
@@ -31,7 +31,7 @@ def compared(seeds=4, same_clients=True):
 
 
 def test_every_client_once_with_students_interval():
-    found = benefits(compared(), "ours")
+    found = compared().benefits("ours")
     assert [(each.client, each.verdict) for each in found] == [
         ("north", "gains"), ("west", "not significant"), ("south", "harmed"),
     ]  # fmt: skip
@@ -40,13 +40,13 @@ def test_every_client_once_with_students_interval():
         assert (each.gain - each.half, each.gain + each.half) == pytest.approx((low, high))
         assert each.alone == pytest.approx(ALONE[:, i].mean()) and each.seeds == 4
     assert found[0].rows == 41.5
-    assert benefits(compared(), "local") == []
+    assert compared().benefits("local") == []
 
 
 def test_harm_is_counted_beyond_the_interval_only():
     """West is worse in two of four seeds, which is chance: it is not harmed."""
     comparison = compared()
-    assert harmed_share(comparison, "ours") == pytest.approx(1 / 3)
+    assert comparison.harmed_share("ours") == pytest.approx(1 / 3)
     assert comparison.rows[0].harm.worse == 6  # by however little, each seed counted
     ours = comparison.records("algorithm")[0]
     assert (ours["algorithm"], ours["worse"], ours["harmed"]) == ("ours", 6, pytest.approx(1 / 3))
@@ -66,7 +66,7 @@ def test_harm_is_counted_beyond_the_interval_only():
 
 def test_without_enough_seeds_nothing_is_judged():
     comparison = compared(seeds=2)
-    assert harmed_share(comparison, "ours") is None and benefits(comparison, "ours")[0].half is None
+    assert comparison.harmed_share("ours") is None and comparison.benefits("ours")[0].half is None
     assert "at least 3 seeds" in benefit_notes(comparison)[0]
     head, rows = grid(comparison)
     ours = next(row.harm for row in comparison.rows if row.label == "ours")
@@ -76,6 +76,6 @@ def test_without_enough_seeds_nothing_is_judged():
 
 def test_clients_that_are_others_with_every_seed_are_not_averaged():
     comparison = compared(same_clients=False)
-    assert benefits(comparison, "ours") == [] and benefit_cells(comparison)[1] == []
+    assert comparison.benefits("ours") == [] and benefit_cells(comparison)[1] == []
     assert "--partition-seed 0" in benefit_notes(comparison)[0]
     assert any("harmed beyond chance is not known" in line for line in explained(comparison))

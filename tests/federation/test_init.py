@@ -4,6 +4,7 @@ import stat
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -95,6 +96,24 @@ def test_an_empty_folder_is_filled_in_place(tmp_path):
     assert place.stat().st_ino == before and stat.S_IMODE(place.stat().st_mode) == 0o700
     assert folder.settings.host == "localhost" and folder.proxy_file.read_text() == proxy.nginx(folder)
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_move_that_fails_midway_leaves_the_folder_empty(tmp_path, monkeypatch):
+    place, rename = tmp_path / "fed", Path.rename
+    place.mkdir()
+
+    def fail_at_settings(path, target):
+        if path.name == "federation.toml":
+            assert len(list(place.iterdir())) > 3  # keys and others were moved
+            raise OSError(28, "No space left on device")
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", fail_at_settings)
+        with pytest.raises(InputError, match="No space left on device"):
+            folder_of(tmp_path)
+    assert list(place.iterdir()) == []
+    assert folder_of(tmp_path).sites()
 
 
 def test_one_site_alone_needs_one_reply(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ from fedabml.engine.setting import Cohort, Setting
 from fedabml.federation.card import make_card
 from fedabml.federation.folders import SiteFolder
 from fedabml.federation.messages import Refusal
+from fedabml.federation.personal import personalize
 from fedabml.federation.schema import Schema
 from fedabml.federation.site_data import load, mismatches
 from tests.federation.start import ID, NAMES, SECRET, arrays, frame, make_site, make_sites
@@ -113,6 +115,21 @@ def test_images_are_those_of_the_simulated_client(tmp_path):
         mine = load(site, card)
         assert_same(mine, simulated, client)
         assert_trains_alike(mine, simulated, card, client)
+
+
+def test_decoded_images_stay_in_the_sites_folder(tmp_path, monkeypatch):
+    """Deleting the folder deletes them, and a service that may write nowhere else can keep them."""
+    monkeypatch.setenv("FEDABML_CACHE", str(tmp_path / "home"))
+    sites, schema = make_sites(tmp_path, "images")
+    card, site = card_of(schema), sites["a"]
+    shutil.rmtree(tmp_path / "home", ignore_errors=True)  # what the drafted schema decoded
+    load(site, card)
+    card.prior(card.initial_shared()).save(site.prior_file)
+    personalize(site, epochs=0)
+    assert not (tmp_path / "home" / "images").exists()
+    (file,) = site.images.iterdir()  # both read the same file
+    assert site.images.parent == site.run and site.images.stat().st_mode & 0o777 == 0o700
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_target_may_have_another_name_at_a_site(tmp_path):

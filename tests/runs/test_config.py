@@ -3,10 +3,12 @@
 import dataclasses
 import tomllib
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from fedabml.algorithms import REGISTRY
-from fedabml.data import datasets
+from fedabml.data import datasets, recipe
 from fedabml.errors import InputError
 from fedabml.models import MODELS
 from fedabml.runs.config import RunConfig, names, parse_set, read_toml, stored, to_toml, without_commands
@@ -220,3 +222,33 @@ def test_a_tuned_file_of_before_keeps_its_partition(tmp_path):
     (tmp_path / "tuned.toml").write_text('# Made by: fedabml tune --out x\npartition = "dirichlet"\n')
     drawn = [RunConfig.of(read_toml(tmp_path / name)).partition for name in ("own.toml", "tuned.toml")]
     assert drawn == ["dirichlet-classes", "dirichlet-clients"]
+
+
+def table_with_a_rare_word(path):
+    words = np.array(["flu", "cold"] * 30, object)
+    words[:3] = "disease X"
+    ages = np.where(np.arange(60) == 5, np.nan, np.random.default_rng(0).normal(50, 10, 60))
+    columns = {"site": ["a", "b"] * 30, "illness": words, "age": ages, "y": ["no", "yes", "yes", "no"] * 15}
+    pd.DataFrame(columns).to_csv(path, index=False)
+    return RunConfig(data=str(path), client_column="site", target_column="y", test_share=0.0)
+
+
+def test_a_run_of_an_earlier_version_goes_on_with_the_recipe_of_its_prior(tmp_path, monkeypatch, caplog):
+    """Earlier versions knew every word; the untouched table has the hash that they recorded."""
+    plan = table_with_a_rare_word(tmp_path / "t.csv")
+    with monkeypatch.context() as patch:
+        patch.setattr(recipe, "LEAST", 1)
+        before = plan.federation()
+    assert "disease X" in before.recipe.categories["illness"]
+    now = plan.federation()
+    assert now.hash != before.hash and now.recipe.categories["illness"] == ("cold", "flu")
+    assert plan.as_trained(now, now.hash, now.recipe) is now and not caplog.records
+    trained = plan.as_trained(now, before.hash, before.recipe)
+    assert trained.recipe == before.recipe and np.array_equal(trained.x, before.x)
+    (note,) = [record.getMessage() for record in caplog.records]
+    assert "earlier version" in note and "words of fewer than 5 rows as 'other'" in note
+    assert plan.as_trained(now, before.hash, None) is None
+    changed = (tmp_path / "t.csv").read_text().replace("flu", "gout", 1)
+    (tmp_path / "t.csv").write_text(changed)
+    assert plan.as_trained(plan.federation(), before.hash, before.recipe) is None
+    assert len(caplog.records) == 1
