@@ -79,10 +79,6 @@ class NumberRange:
             probabilities[present & (values < 0)] = 0.0
         return probabilities
 
-    def held_by_few(self, values: np.ndarray) -> np.ndarray:
-        """Return which values [n] are gaps, if fewer than `LEAST` rows have one."""
-        return np.isnan(values) & (self.missing == 0)
-
     def reason(self, value: float) -> str:
         """Say in words what is unusual about a value."""
         if math.isnan(value):
@@ -145,10 +141,9 @@ class WordRange:
         return np.array([missing if text is None else by_text.get(text, unknown) for text in _as_texts(values)], float)
 
     def held_by_few(self, values: np.ndarray) -> np.ndarray:
-        """Return which values [n] fewer than `LEAST` rows hold; all words that are not named count together."""
-        few_unnamed, few_gaps = round(self.rare * self.rows) < LEAST, self.missing == 0
-        texts = _as_texts(values)
-        return np.array([few_gaps if text is None else few_unnamed and text not in self.shares for text in texts], bool)
+        """Return which values [n] are words that fewer than `LEAST` rows hold; those not named count together."""
+        few = round(self.rare * self.rows) < LEAST
+        return np.array([text is not None and few and text not in self.shares for text in _as_texts(values)], bool)
 
     def reason(self, value: Any) -> str:
         """Say in words what is unusual about a value."""
@@ -235,7 +230,8 @@ class Ranges:
         Every limit is `threshold()` at first. While too many rows exceed one, the limit that the most rows exceed rises
         to the lowest novelty of these rows. So what is common in one column, such as gaps, leaves alarms of the others
         as they are. Gaps and values have limits of their own for the same reason. Of n rows ⌊(n + 1)·share⌋ − 1 may
-        exceed a limit, as for a conformal quantile, but always one.
+        exceed a limit, as for a conformal quantile, but always one. The limit of gaps stays where they are fewer than
+        `LEAST` and fewer than 5% of the rows.
         """
         usual = self.threshold(false_alarms)
         rows = len(next(iter(columns.values())))
@@ -246,7 +242,8 @@ class Ranges:
             missing = gaps_of(columns[name])
             for is_gap in (True, False):
                 found = np.flatnonzero((novelty > usual) & (missing == is_gap))
-                if len(found):
+                enough = min(LEAST, FALSE_ALARMS * rows) if is_gap else 1
+                if len(found) >= enough:
                     ordered = np.sort(novelty[found])
                     limits.append((name, is_gap))
                     exceeded.append((found, novelty[found], len(found) - np.searchsorted(ordered, novelty[found])))
@@ -274,8 +271,13 @@ class Ranges:
         return self.sentences(columns, {name: found > limit for name, found in self.novelties(columns).items()})
 
     def held_by_few(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return by column which values [n] are words or gaps that fewer than `LEAST` rows hold."""
-        return {name: column_range.held_by_few(columns[name]) for name, column_range in self.columns.items()}
+        """Return by column which values [n] are words that fewer than `LEAST` rows hold."""
+        return {
+            name: column_range.held_by_few(columns[name])
+            if isinstance(column_range, WordRange)
+            else np.zeros(len(columns[name]), bool)
+            for name, column_range in self.columns.items()
+        }
 
     def sentences(self, columns: Mapping[str, np.ndarray], marks: Mapping[str, np.ndarray]) -> list[dict[str, str]]:
         """Return for each row a sentence by column whose value is marked; `marks` has truth values [n] by column."""

@@ -300,7 +300,7 @@ def _checked_values(
     - unusual at the client alone: a sentence that ends in "at this client";
     - unusual in neither: nothing.
 
-    A raised limit never holds for words and gaps that fewer than `LEAST` of the client's rows have.
+    A raised limit never holds for words that fewer than `LEAST` of the client's rows have.
     """
     novelties = usual.novelties(columns)
     unusual_anywhere = {name: novelty > limits.usual for name, novelty in novelties.items()}

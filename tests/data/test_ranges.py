@@ -198,6 +198,16 @@ def test_no_fewer_rows_may_exceed_a_limit_where_there_are_more(rows):
     assert ranges.limits({"x": values}, 0.025).values["x"] == ranges.novelty({"x": np.array([40.0])})[0]
 
 
+@pytest.mark.parametrize(("rows", "gaps", "common"), [(30, 1, False), (30, 2, True), (88, 4, False), (88, 5, True)])
+def test_gaps_are_common_if_five_rows_or_a_twentieth_have_them(rows, gaps, common):
+    random = np.random.default_rng(0)
+    ranges = Ranges.fit({name: random.normal(size=2000) for name in "ab"})
+    values = {name: np.zeros(rows) for name in "ab"}
+    values["a"][:gaps] = np.nan
+    values["b"][-2:] = 50.0  # so that one limit must rise
+    assert set(ranges.limits(values).gaps) == ({"a"} if common else set())
+
+
 def risen_step_by_step(ranges, columns, false_alarms, allowed):
     """Return the limits as their rule has them: the one that the most rows exceed rises past their lowest novelty."""
     usual = ranges.threshold(false_alarms)
@@ -220,7 +230,7 @@ def test_limits_rise_in_the_order_of_their_rule(seed):
     train = {name: random.lognormal(3, 0.4, 2000) for name in "abc"}
     ranges = Ranges.fit(train | {"w": random.choice(["x", "y"], 2000).astype(object)})
     rows = {name: random.lognormal(3 + 0.8 * random.random(), 0.6, 150) for name in "abc"}
-    rows["a"][random.random(150) < 0.05] = np.nan
+    rows["a"][random.random(150) < 0.08] = np.nan
     rows["w"] = np.where(random.random(150) < 0.04, "z", random.choice(["x", "y"], 150)).astype(object)
     limits = ranges.limits(rows)
     assert len(limits.values) > 1 and limits == risen_step_by_step(ranges, rows, 0.05, 6)
