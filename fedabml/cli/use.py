@@ -232,7 +232,7 @@ def posterior_lines(posterior: Posterior) -> list[str]:
     """Return what was found on the validation rows, and what alarms look at, a line each."""
     from ..data.arrays import STRUCTURED
 
-    return [*trust_lines(posterior.trust, posterior.input_spec.task in STRUCTURED), alarm_line(posterior)]
+    return [*trust_lines(posterior.trust, posterior.input_spec.task in STRUCTURED), *alarm_lines(posterior)]
 
 
 def trust_lines(trust: Trust | None, several: bool) -> list[str]:
@@ -260,28 +260,31 @@ def trust_lines(trust: Trust | None, several: bool) -> list[str]:
     return lines
 
 
-def alarm_line(posterior: Posterior) -> str:
+def alarm_lines(posterior: Posterior) -> list[str]:
     """Return what the alarms of the posterior's predictions look at and, where they miss something, why."""
     from ..runs.posterior import MOST_FEATURES
     from ..runs.prior import FALSE_ALARMS, LEAST_DENSITY
 
     trust, recipe = posterior.trust, posterior.input_spec.recipe
-    table = recipe is not None and bool(recipe.ranges or (trust and trust.ranges))
-    by, missing = "values" if table else "", ""
+    checked = ["values"] if recipe is not None and (recipe.ranges or (trust and trust.ranges)) else []
     if trust is None:
-        missing = "made without --validation" + ", so limits are those of all sites" * table
+        if not checked:
+            return ["alarms      none: made without --validation"]
+        rest = ["limits      those of all sites: made without --validation"]
     elif trust.density is None:
-        few, layer = f"fewer than {LEAST_DENSITY} rows to train on", f"last linear layer of at most {MOST_FEATURES:,}"
-        missing = few if posterior.has_features else f"the network has no {layer} inputs"
-        missing += ", so distances are not judged"
+        layer = f"the network has no last linear layer of at most {MOST_FEATURES:,} inputs"
+        reason = f"fewer than {LEAST_DENSITY} rows to train on" if posterior.has_features else layer
+        rest = [f"distances   not judged: {reason}"]
     elif trust.density_limit == float("inf"):
-        missing = f"{trust.rows} validation rows are too few to judge distances; {trust.rows_for_distances} suffice"
+        rows, enough = trust.rows, trust.rows_for_distances
+        rest = [f"distances   not judged: {rows} validation rows are too few, {enough} suffice"]
     else:
-        by = " and ".join([*([by] if by else []), "distances", *(["strangeness"] if trust.strangeness else [])])
-    if not by:
-        return f"alarms      none: {missing}"
+        checked += ["distances", *(["strangeness"] if trust.strangeness else [])]
+        rest = []
+    if not checked:
+        return ["alarms      none", *rest]
     rate = FALSE_ALARMS if trust is None else trust.false_alarms
-    return f"alarms      by {by}, for at most about {100 * rate:g}% of usual rows" + (f"; {missing}" if missing else "")
+    return [f"alarms      by {' and '.join(checked)}, for at most about {100 * rate:g}% of usual rows", *rest]
 
 
 def _check_apart(out: Path, *others: Path, flag: str = "--out") -> None:
@@ -426,8 +429,9 @@ def predict(
         print_line(f"prior         {loaded.prior[:16]} (digest)")
     print_line(f"predictions   {out}")
     if report:
-        title, how = f"Predictions for {data.name}", alarm_line(loaded).split(maxsplit=1)[1]
-        save(render_predictions(p, columns, title, f"Alarms {how}."), report)
+        lines = (line.split(maxsplit=1) for line in alarm_lines(loaded))
+        limits = " ".join(f"{subject.capitalize()} {text}." for subject, text in lines)
+        save(render_predictions(p, columns, f"Predictions for {data.name}", limits), report)
         print_line(f"report        {report}")
 
 

@@ -140,6 +140,11 @@ class WordRange:
         unknown, missing = (share or _never(self.rows) for share in (self.rare, self.missing))
         return np.array([missing if text is None else by_text.get(text, unknown) for text in _as_texts(values)], float)
 
+    def held_by_few(self, values: np.ndarray) -> np.ndarray:
+        """Return which values [n] are words that fewer than `LEAST` rows hold; those not named count together."""
+        few = round(self.rare * self.rows) < LEAST
+        return np.array([text is not None and few and text not in self.shares for text in _as_texts(values)], bool)
+
     def reason(self, value: Any) -> str:
         """Say in words what is unusual about a value."""
         text = _as_texts(np.array([value], float if isinstance(value, float) else object))[0]
@@ -224,32 +229,37 @@ class Ranges:
 
         Every limit is `threshold()` at first. While too many rows exceed one, the limit that the most rows exceed rises
         to the lowest novelty of these rows. So what is common in one column, such as gaps, leaves alarms of the others
-        as they are. Gaps and values have limits of their own for the same reason. Where the rows are too few for the
-        share, one of them may exceed a limit.
+        as they are. Gaps and values have limits of their own for the same reason. Of n rows ⌊(n + 1)·share⌋ − 1 may
+        exceed a limit, as for a conformal quantile, but always one. The limit of gaps stays where they are fewer than
+        `LEAST` and fewer than 5% of the rows.
         """
         usual = self.threshold(false_alarms)
         rows = len(next(iter(columns.values())))
-        allowed = rows - math.ceil((rows + 1) * (1 - false_alarms) - 1e-9)  # as for a conformal quantile
-        allowed = 1 if allowed < 0 else allowed
-        beyond: dict[tuple[str, bool], tuple[np.ndarray, np.ndarray]] = {}  # novelties in order, and their rows
-        exceeding = np.zeros(rows, int)  # limits that each row exceeds
+        allowed = max(1, rows - math.ceil((rows + 1) * (1 - false_alarms) - 1e-9))
+        limits: list[tuple[str, bool]] = []  # those that rows exceed: the column, and whether it is that of gaps
+        exceeded: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []  # for each the rows, novelties, rows left beyond
         for name, novelty in self.novelties(columns).items():
             missing = gaps_of(columns[name])
             for is_gap in (True, False):
                 found = np.flatnonzero((novelty > usual) & (missing == is_gap))
-                order = found[np.argsort(novelty[found], kind="stable")]
-                if len(order):
-                    beyond[name, is_gap] = novelty[order], order
-                    exceeding[order] += 1
+                enough = min(LEAST, FALSE_ALARMS * rows) if is_gap else 1
+                if len(found) >= enough:
+                    ordered = np.sort(novelty[found])
+                    limits.append((name, is_gap))
+                    exceeded.append((found, novelty[found], len(found) - np.searchsorted(ordered, novelty[found])))
+        if not limits:
+            return Limits(usual)
+        row, novelty, left = (np.concatenate(parts) for parts in zip(*exceeded, strict=True))
+        limit = np.repeat(np.arange(len(limits)), [len(found) for found, _, _ in exceeded])
+        # The rows left beyond a limit only fall, so sorting by them gives the order in which limits rise.
+        order = np.lexsort((limit, novelty, -left))
+        last_rise = np.full(rows, -1)  # the place in this order from which a row exceeds no limit
+        np.maximum.at(last_rise, row[order], np.arange(len(order)))
+        rises = order[: np.sort(last_rise)[::-1][allowed] + 1] if rows > allowed else order[:0]
         raised: tuple[dict[str, float], dict[str, float]] = {}, {}
-        while allowed < np.count_nonzero(exceeding):
-            name, is_gap = max(beyond, key=lambda key: (len(beyond[key][0]), -beyond[key][0][0]))
-            novelty, order = beyond.pop((name, is_gap))
-            raised[is_gap][name] = float(novelty[0])
-            kept = int(np.searchsorted(novelty, novelty[0], side="right"))
-            exceeding[order[:kept]] -= 1
-            if kept < len(order):
-                beyond[name, is_gap] = novelty[kept:], order[kept:]
+        for number, (name, is_gap) in enumerate(limits):
+            if len(risen := novelty[rises[limit[rises] == number]]):
+                raised[is_gap][name] = float(risen.max())
         return Limits(usual, *raised)
 
     def flags(self, columns: Mapping[str, np.ndarray], limit: float | None = None) -> list[dict[str, str]]:
@@ -259,6 +269,15 @@ class Ranges:
         """
         limit = self.threshold() if limit is None else limit
         return self.sentences(columns, {name: found > limit for name, found in self.novelties(columns).items()})
+
+    def held_by_few(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Return by column which values [n] are words that fewer than `LEAST` rows hold."""
+        return {
+            name: column_range.held_by_few(columns[name])
+            if isinstance(column_range, WordRange)
+            else np.zeros(len(columns[name]), bool)
+            for name, column_range in self.columns.items()
+        }
 
     def sentences(self, columns: Mapping[str, np.ndarray], marks: Mapping[str, np.ndarray]) -> list[dict[str, str]]:
         """Return for each row a sentence by column whose value is marked; `marks` has truth values [n] by column."""

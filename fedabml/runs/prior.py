@@ -166,7 +166,7 @@ class Prior:
         if frame is not None and spec.recipe is not None:
             columns = spec.recipe.raw_columns(frame)
             own, new = ({n: v[r] for n, v in columns.items()} for r in (fed.train[0], fed.val[0]))
-            checks["ranges"] = Ranges.fit(own)
+            checks["ranges"] = Ranges.fit(columns if checks["federation"] else own)
             checks["columns"] = columns if checks["federation"] else new
         p = posterior.predict(held, seed=seed, device=device, encoded=True)
         trust = Trust.fit(p, y_held, coverage=coverage, aim=aim, false_alarms=false_alarms, kind=calibration, **checks)

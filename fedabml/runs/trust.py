@@ -91,12 +91,13 @@ class Trust:
     ) -> Trust:
         """Fit everything on the predictions for validation rows with targets `y`.
 
-        `density`, `maps` and `ranges` are those of the client's training rows, `federation` those of all sites;
-        `features` are the validation rows' own. `columns` are rows of the client that the ranges do not come from: all
-        of them with `federation`, else the validation rows. A table's rows are checked by values and distances, other
-        inputs by distances and, for classes, strangeness; each check may raise half of the false alarms. The limits of
-        distances and strangeness are quantiles of the validation rows. Those of values are the ones that the ranges
-        imply, and higher for what is common among `columns`. `kind` is that of the calibration.
+        `density` and `maps` are those of the client's training rows, `features` the validation rows' own. `federation`
+        are the ranges of all sites, and `ranges` those of the client: of all its rows with `federation`, else of its
+        training rows. `columns` are all of the client's rows with `federation`, else the validation rows. A table's
+        rows are checked by values and distances, other inputs by distances and, for classes, strangeness; each check
+        may raise half of the false alarms. The limits of distances and strangeness are quantiles of the validation
+        rows. Those of values are the ones that the ranges imply, and higher for what is common among `columns`. `kind`
+        is that of the calibration.
         """
         usual = federation or ranges
         by_value, by_distance = usual is not None, density is not None and features is not None
@@ -290,28 +291,42 @@ def _checked_values(
 ) -> Checks:
     """Return the checks of a table's values: alarms with their causes, sentences, and how unusual the rows are.
 
-    A value that is unusual among all sites raises an alarm, unless such values are common among the client's rows: it
-    is below its column's limit, and usual in the client's `own` ranges. A value that is unusual in one of the two alone
-    is named without an alarm.
+    A value is `unusual_anywhere` beyond the usual limit among all sites, and `unusual_at_client` beyond that of the
+    client's `own` ranges. The four cases are:
+
+    - unusual in both: an alarm;
+    - unusual anywhere, but not at the client: an alarm only beyond the limit that was raised for the column, else a
+      sentence that ends in "such values are common at this client";
+    - unusual at the client alone: a sentence that ends in "at this client";
+    - unusual in neither: nothing.
+
+    A raised limit never holds for words that fewer than `LEAST` of the client's rows have.
     """
-    novelties, nowhere = usual.novelties(columns), np.zeros(len(next(iter(columns.values()))), bool)
-    local = own.novelties(columns) if own else {}
-    odd_here = {name: local[name] > own.threshold(own_alarms) if own else nowhere for name in novelties}
-    odd = {name: novelty > limits.usual for name, novelty in novelties.items()}
-    bounds = {n: np.where(odd_here[n], limits.usual, limits.of(n, gaps_of(columns[n]))) for n in novelties}
-    alarming = {name: novelty > bounds[name] for name, novelty in novelties.items()}
+    novelties = usual.novelties(columns)
+    unusual_anywhere = {name: novelty > limits.usual for name, novelty in novelties.items()}
+    unusual_at_client = {name: np.zeros_like(unusual) for name, unusual in unusual_anywhere.items()}
+    if own:
+        threshold = own.threshold(own_alarms)
+        unusual_at_client = {name: novelty > threshold for name, novelty in own.novelties(columns).items()}
+    held_by_few = (own or usual).held_by_few(columns)
+    column_limits = {
+        name: np.where(
+            unusual_at_client[name] | held_by_few[name], limits.usual, limits.of(name, gaps_of(columns[name]))
+        )
+        for name in novelties
+    }
+    alarming = {name: novelty > column_limits[name] for name, novelty in novelties.items()}
     by_row = usual.sentences(columns, alarming)
     causes = [list(texts) for texts in by_row]
-    common = usual.sentences(columns, {name: odd[name] & ~alarming[name] for name in novelties})
-    here = (
-        own.sentences(columns, {name: odd_here[name] & ~odd[name] for name in novelties})
-        if own
-        else [{} for _ in by_row]
-    )
-    for others, end in ((common, "such values are common at this client"), (here, "at this client")):
-        for texts, more in zip(by_row, others, strict=True):
+    common = {name: unusual & ~alarming[name] for name, unusual in unusual_anywhere.items()}
+    at_client = {name: unusual & ~unusual_anywhere[name] for name, unusual in unusual_at_client.items()}
+    for ranges, marks, end in (
+        (usual, common, "such values are common at this client"),
+        (own or usual, at_client, "at this client"),
+    ):
+        for texts, more in zip(by_row, ranges.sentences(columns, marks), strict=True):
             texts.update({name: f"{text} ({end})" for name, text in more.items()})
-    score = np.max([novelty / bounds[name] for name, novelty in novelties.items()], axis=0)
+    score = np.max([novelty / column_limits[name] for name, novelty in novelties.items()], axis=0)
     alarm, flags = np.any(list(alarming.values()), axis=0), [list(texts.values()) for texts in by_row]
     return Checks(None, alarm, flags=flags, score=score, causes=causes)
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -183,6 +184,72 @@ def test_limits_rise_only_where_too_many_rows_exceed_them():
     few[1] = 50.0
     raised = ranges.limits({"x": few})
     assert raised.values["x"] == ranges.novelty({"x": few[1:2]})[0] < ranges.novelty({"x": few[:1]})[0]
+
+
+@pytest.mark.parametrize("rows", [10, 38, 39, 78, 118, 119, 300])
+def test_no_fewer_rows_may_exceed_a_limit_where_there_are_more(rows):
+    """Of n rows ⌊(n + 1)·2.5%⌋ − 1 may exceed a limit, and always one."""
+    ranges = Ranges.fit({"x": np.random.default_rng(0).normal(size=2000)})
+    allowed = max(1, int(np.floor((rows + 1) * 0.025 + 1e-9)) - 1)
+    values = np.zeros(rows)
+    values[:allowed] = 50 + np.arange(allowed)
+    assert ranges.limits({"x": values}, 0.025) == Limits(ranges.threshold(0.025))
+    values[allowed] = 40.0
+    assert ranges.limits({"x": values}, 0.025).values["x"] == ranges.novelty({"x": np.array([40.0])})[0]
+
+
+@pytest.mark.parametrize(("rows", "gaps", "common"), [(30, 1, False), (30, 2, True), (88, 4, False), (88, 5, True)])
+def test_gaps_are_common_if_five_rows_or_a_twentieth_have_them(rows, gaps, common):
+    random = np.random.default_rng(0)
+    ranges = Ranges.fit({name: random.normal(size=2000) for name in "ab"})
+    values = {name: np.zeros(rows) for name in "ab"}
+    values["a"][:gaps] = np.nan
+    values["b"][-2:] = 50.0  # so that one limit must rise
+    assert set(ranges.limits(values).gaps) == ({"a"} if common else set())
+
+
+def risen_step_by_step(ranges, columns, false_alarms, allowed):
+    """Return the limits as their rule has them: the one that the most rows exceed rises past their lowest novelty."""
+    usual = ranges.threshold(false_alarms)
+    novelties, limits = ranges.novelties(columns), {}
+    while True:
+        beyond = {}
+        for name, novelty in novelties.items():
+            missing = gaps_of(columns[name])
+            for is_gap in (True, False):
+                beyond[name, is_gap] = (novelty > limits.get((name, is_gap), usual)) & (missing == is_gap)
+        if np.any(list(beyond.values()), axis=0).sum() <= allowed:
+            return Limits(usual, *({n: v for (n, gap), v in limits.items() if gap == part} for part in (False, True)))
+        key = max(beyond, key=lambda k: (beyond[k].sum(), -novelties[k[0]][beyond[k]].min(initial=np.inf)))
+        limits[key] = float(novelties[key[0]][beyond[key]].min())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_limits_rise_in_the_order_of_their_rule(seed):
+    random = np.random.default_rng(seed)
+    train = {name: random.lognormal(3, 0.4, 2000) for name in "abc"}
+    ranges = Ranges.fit(train | {"w": random.choice(["x", "y"], 2000).astype(object)})
+    rows = {name: random.lognormal(3 + 0.8 * random.random(), 0.6, 150) for name in "abc"}
+    rows["a"][random.random(150) < 0.08] = np.nan
+    rows["w"] = np.where(random.random(150) < 0.04, "z", random.choice(["x", "y"], 150)).astype(object)
+    limits = ranges.limits(rows)
+    assert len(limits.values) > 1 and limits == risen_step_by_step(ranges, rows, 0.05, 6)
+
+
+def test_many_rows_beyond_a_limit_take_little_longer_than_few():
+    """Four times the rows take about four times as long, not sixteen times."""
+    random = np.random.default_rng(0)
+    ranges = Ranges.fit({name: random.normal(size=5000) for name in "ab"})
+    shortest = []
+    for rows in (20_000, 80_000):
+        columns = {"a": random.normal(size=rows), "b": 10 + random.normal(size=rows)}
+        times = []
+        for _ in range(3):
+            start = time.process_time()
+            ranges.limits(columns)
+            times.append(time.process_time() - start)
+        shortest.append(min(times))
+    assert shortest[1] < 9 * shortest[0]
 
 
 def test_limits_are_saved_and_damage_is_refused():

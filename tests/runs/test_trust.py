@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import fedabml
-from fedabml.cli.use import alarm_line, trust_lines
-from fedabml.data.ranges import LEAST_TAIL, Limits
+from fedabml.cli.use import alarm_lines, trust_lines
+from fedabml.data.ranges import LEAST, LEAST_TAIL, Limits
 from fedabml.errors import InputError
 from fedabml.evaluation import calibration
 from fedabml.evaluation.density import LEAST_ENTROPY, Strangeness
@@ -244,6 +244,24 @@ def test_what_is_common_at_a_client_is_named_without_an_alarm(hospital, tmp_path
     assert again.predict(new).checks.flags == checks.flags
 
 
+@pytest.mark.parametrize(
+    ("column", "odd", "count", "unseen"),
+    [("ward", "rare2", 2, "zzz"), ("ward", "rare2", 20, "zzz"), ("age", np.nan, 2, np.nan)],
+)
+def test_what_few_rows_of_a_client_have_is_not_common_there(hospital, column, odd, count, unseen):
+    """Two odd rows, or many of one odd word, must not silence alarms for words and gaps that the client hardly has."""
+    prior, rows, new = hospital
+    rows = rows.head(88).assign(age=rows.age.head(88).fillna(60))
+    rows.loc[: count - 1, column] = odd
+    posterior = prior.personalize(rows, validation=0.3)
+    assert column != "ward" or "ward" in posterior.trust.range_limits.values, "the odd rows have raised the limit"
+    checks = posterior.predict(new.assign(**{column: unseen})).checks
+    assert checks.alarm.all() and all(column in causes for causes in checks.causes)
+    assert not any("common at this client" in text for texts in checks.flags for text in texts if column in text)
+    usual = posterior.predict(new.assign(**{column: odd})).checks
+    assert np.mean([column in causes for causes in usual.causes]) == (count < LEAST)
+
+
 def test_a_value_that_is_unusual_at_the_client_too_raises_an_alarm(hospital):
     """A client in another unit is used to it; ten times its own values are still an alarm."""
     prior, rows, new = hospital
@@ -264,18 +282,23 @@ def test_the_single_limit_of_an_earlier_version_does_what_it_did(posterior):
 
 def test_why_distances_are_not_judged_is_said(hospital, digits, tmp_path):
     prior, rows, _ = hospital
-    line = alarm_line(prior.personalize(rows))
-    assert line == (
-        "alarms      by values, for at most about 5% of usual rows; made without --validation, so limits are those of "
-        "all sites"
-    )
-    assert "9 validation rows are too few to judge distances; 39 suffice" in alarm_line(
-        prior.personalize(rows.head(30), validation=0.3)
-    )
-    few = alarm_line(prior.personalize(rows.head(12), validation=0.3))
-    assert "fewer than 10 rows to train on, so distances are not judged" in few
-    assert alarm_line(digits[0]).startswith("alarms      by distances and strangeness, for")
-    assert alarm_line(dataclasses.replace(digits[0], trust=None)) == "alarms      none: made without --validation"
+    by_values = "alarms      by values, for at most about 5% of usual rows"
+    assert alarm_lines(prior.personalize(rows)) == [
+        by_values,
+        "limits      those of all sites: made without --validation",
+    ]
+    assert alarm_lines(prior.personalize(rows.head(30), validation=0.3)) == [
+        by_values,
+        "distances   not judged: 9 validation rows are too few, 39 suffice",
+    ]
+    assert alarm_lines(prior.personalize(rows.head(12), validation=0.3)) == [
+        by_values,
+        "distances   not judged: fewer than 10 rows to train on",
+    ]
+    assert alarm_lines(digits[0]) == ["alarms      by distances and strangeness, for at most about 5% of usual rows"]
+    assert alarm_lines(dataclasses.replace(digits[0], trust=None)) == ["alarms      none: made without --validation"]
+    few = dataclasses.replace(digits[0], trust=dataclasses.replace(digits[0].trust, density=None))
+    assert alarm_lines(few) == ["alarms      none", "distances   not judged: fewer than 10 rows to train on"]
 
 
 def test_the_effect_of_a_calibration_of_several_labels_is_cross_validated():
