@@ -231,10 +231,8 @@ def overview(fed: Federation, show: int) -> None:
     splits = ("train", "val", "test")
     columns: list[Any] = [fed.names, *(fed.rows(split).counts for split in splits)]
     if fed.task == "classification":
-        recipe = fed.recipe or fed.images
-        labels = (recipe and recipe.class_names) or range(fed.classes)
         counts = fed.label_counts("train")
-        columns.append([" ".join(f"{c}:{n}" for c, n in zip(labels, row, strict=True) if n) for row in counts])
+        columns.append([" ".join(f"{c}:{n}" for c, n in zip(fed.class_names, row, strict=True) if n) for row in counts])
     head = ("client", *splits, *(("training samples by class",) if fed.task == "classification" else ()))
     table(head, zip(*(column[:show] for column in columns), strict=True))
     if fed.clients > show:

@@ -36,7 +36,7 @@ def personalize(
         folder (DIR): The site's folder.
         out (FILE): File for the site's posterior.
         compare: Show whether the prior, the posterior or training alone is best for the site on the rows held out.
-            [default: with --validation, if that takes seconds]
+            [default: with --validation, if 10 rows or more are held out and it takes seconds]
         newcomer: Begin like a site that never trained, without the state that this site keeps.
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
@@ -47,14 +47,13 @@ def personalize(
 
     check_comparison(compare, flags)
     site = SiteFolder(folder).check()
-    posterior = personal.personalize(site, out, force=force, use_kept=not newcomer, seed=seed, device=device, **flags)
-    round = personal.prior_round(site)
+    # A new round's prior may arrive at any time, so this one is used for all that follows.
+    prior, round = personal.newest_prior(site), personal.prior_round(site)
+    how: dict[str, Any] = {"seed": seed, "device": device}
+    posterior = personal.personalize(site, out, prior=prior, force=force, use_kept=not newcomer, **how, **flags)
     for line in posterior_lines(posterior):
         print_line(line)
-    if flags["validation"]:
-        prior = personal.newest_prior(site)
-        print_comparison(
-            compare, prior, personal.training_rows(site, prior), posterior, flags, seed=seed, device=device
-        )
+    if flags["validation"] and compare is not False:
+        print_comparison(compare, prior, personal.training_rows(site, prior), posterior, flags, **how)
     print_line(f"prior       {f'of round {round}' if round is not None else 'of an unknown round'}")
     print_line(f"posterior   {out}")

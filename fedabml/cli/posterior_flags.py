@@ -53,10 +53,19 @@ def check_comparison(compare: bool | None, flags: dict[str, Any]) -> None:
 def print_comparison(
     compare: bool | None, prior: Prior, data: tuple[Any, Any], posterior: Posterior, flags: dict[str, Any], **more: Any
 ) -> None:
-    """Print which model serves a site best, if `compare` asks for it, or if it is None and that takes seconds."""
-    from ..runs.site import compare_at_site, is_quick
+    """Print which model serves a site best, if `compare` asks for it.
 
-    if compare is False or not flags["validation"]:
+    If it is None, enough rows must be held out, and the comparison must take seconds.
+    """
+    from ..runs.site import LEAST_ROWS, compare_at_site, held_out_rows, is_quick
+
+    if compare is False or posterior.trust is None:
+        return
+    if compare is None and (rows := posterior.trust.rows) < LEAST_ROWS:
+        print_paragraph(
+            f"With {held_out_rows(rows)}, no comparison is shown unless --compare asks for it: with fewer than "
+            f"{LEAST_ROWS} it tells little."
+        )
         return
     if compare is None and not is_quick(prior, len(data[0]), flags["validation"], flags["batch_size"]):
         print_line("next        --compare tells whether the prior, the posterior or training alone is best here")
@@ -66,4 +75,4 @@ def print_comparison(
     report = compare_at_site(prior, x, y, flags["validation"], posterior=posterior, **options, **more)
     print_paragraph(report.sentence)
     calibrated = "" if report.calibration == "none" else f", calibrated ({report.calibration}) on the other rows"
-    table(*report.table(), title=f"{report.rows} rows held out{calibrated}; 95% intervals")
+    table(*report.table(), title=f"{held_out_rows(report.rows)}{calibrated}; 95% intervals")

@@ -169,7 +169,7 @@ def personalize(
         out: File for the client's posterior.
         id_column (NAME): Table column of identifiers, which predictions carry. [default: as in training]
         compare: Say whether the prior, the posterior or training alone serves the client best on the rows held out.
-            [default: with --validation, if that takes seconds]
+            [default: with --validation, if 10 rows or more are held out and it takes seconds]
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
     """
@@ -239,7 +239,8 @@ def trust_lines(trust: Trust | None, several: bool) -> list[str]:
     """Return what was found on the validation rows, a line each; predictions may have `several` answers per input."""
     if trust is None:
         return []
-    lines = [f"validation  {trust.rows} rows, held out"]
+    plural = trust.rows != 1
+    lines = [f"validation  {trust.rows} row{'s' * plural}, held out"]
     if trust.nll_before is not None:
         how = f"temperature {trust.temperature:.3g}" if trust.kind == "temperature" else trust.kind
         pairs = [("NLL", trust.nll_before, trust.nll_after), ("ECE", trust.ece_before, trust.ece_after)]
@@ -253,7 +254,7 @@ def trust_lines(trust: Trust | None, several: bool) -> list[str]:
         lines.append(f"decision    of least expected cost, for {trust.aim}")
     enough = trust.quantile < float("inf")
     what = "sets" if trust.nll_before is not None else "intervals"
-    needed = f": {trust.rows} validation rows are too few, so they hold everything"
+    needed = f": {trust.rows} validation row{'s are' if plural else ' is'} too few, so they hold everything"
     needed = ", on average over new rows like those held out" if enough else needed
     several_answers = "no sets: they are made for one label per input, and here are several"
     lines.append("coverage    " + (several_answers if several else f"{trust.coverage:.0%} {what}{needed}"))
@@ -395,7 +396,7 @@ def predict(
     from ..files.sheets import csv_text
     from ..report import save
     from ..report.predictions_page import render_predictions
-    from ..runs.outputs import as_text, output_columns
+    from ..runs.outputs import as_text, output_columns, with_ids
     from ..runs.prior import load_posterior
 
     _check_apart(out, data, posterior)
@@ -418,8 +419,8 @@ def predict(
             note(f"'{data}' has no array x, so the command predicts {name}.")
         x = arrays[name]
     p = loaded.predict(x, samples=samples, seed=seed, device=device, id=id_column)
-    columns: dict[str, Any] = {"file": files} if files else {}
-    columns |= output_columns(p, spec, levels)
+    predicted = output_columns(dataclasses.replace(p, ids=None), spec, levels)
+    columns: dict[str, Any] = ({"file": files} if files else {}) | with_ids(predicted, p.ids, spec)
     rows = enumerate(zip(*columns.values(), strict=True))
     texts = ([i, *map(as_text, columns, row)] for i, row in rows)
     write(out, csv_text(["row", *columns], texts))
@@ -431,7 +432,8 @@ def predict(
     if report:
         lines = (line.split(maxsplit=1) for line in alarm_lines(loaded))
         limits = " ".join(f"{subject.capitalize()} {text}." for subject, text in lines)
-        save(render_predictions(p, columns, f"Predictions for {data.name}", limits), report)
+        names = {name: values for name, values in columns.items() if name not in predicted}
+        save(render_predictions(p, names, predicted, f"Predictions for {data.name}", limits), report)
         print_line(f"report        {report}")
 
 

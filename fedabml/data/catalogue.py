@@ -10,7 +10,7 @@ whatever the seed of the partition.
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -34,6 +34,12 @@ class Source:
     decoder: str = ""  # a function of the module decode
     files: tuple[Remote, ...] = ()
     class_names: tuple[str, ...] = ()
+
+
+def class_names(of_data: Sequence[str], dataset: str, classes: int) -> tuple[str, ...]:
+    """Return the names that the data give the classes, else those of the built-in dataset, else their numbers."""
+    of_dataset = SOURCES[dataset].class_names if dataset in SOURCES else ()
+    return tuple(of_data) or (of_dataset if len(of_dataset) == classes else tuple(map(str, range(classes))))
 
 
 def _idx_files(bases: tuple[str, ...], *md5: str) -> tuple[Remote, ...]:

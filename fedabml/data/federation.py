@@ -17,6 +17,7 @@ from ..errors import InputError, nearest, shortened
 from ..files.sheets import frame, html_card
 from . import arrays
 from .arrays import SPLITS, large_enough
+from .catalogue import class_names
 from .client_datasets import read_datasets
 from .columns import Columns
 from .encode import TableOptions, encode
@@ -288,6 +289,12 @@ class Federation:
         sizes = " / ".join(f"{self.rows(s).counts.sum()} {s}" for s in SPLITS)
         shape = tuple(self.x.shape[1:])
         return shortened(f"Federation({self.dataset}: {self.clients} clients, {sizes}, shape {shape}, {self.outcomes})")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes: those of the data or the dataset, or their numbers; empty for a regression."""
+        recipe = self.recipe or self.images
+        return class_names(recipe.class_names if recipe else (), self.dataset, self.classes)
 
     @property
     def outcomes(self) -> str:

@@ -66,12 +66,6 @@ def _kind(cohort: Cohort) -> Any:
     return {"classification": Prediction, "regression": Regression}.get(cohort.fed.task, MultiPrediction)
 
 
-def class_names(fed: Federation) -> tuple[str, ...]:
-    """Return the names of the classes that the data have, else their numbers; empty for a regression."""
-    recipe = fed.recipe or fed.images
-    return tuple(recipe.class_names) if recipe and recipe.class_names else tuple(map(str, range(fed.classes)))
-
-
 def check_rows(fed: Federation, split: str) -> Rows:
     """Return the rows to score clients on; raise `InputError` if no client has any."""
     rows = fed.rows(split)
@@ -232,7 +226,7 @@ def _score_run(
         decided, decided_pooled, decided_details = (
             structured.decide(personal, y, owner, fed, scored, specificity)
             if several
-            else decisions.report(personal.probs, y, owner, fed.label_counts()[scored], specificity, class_names(fed))
+            else decisions.report(personal.probs, y, owner, fed.label_counts()[scored], specificity, fed.class_names)
         )
         if "sensitivity_pooled" in decided_pooled:
             decided_pooled["specificity"] = specificity

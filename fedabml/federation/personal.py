@@ -30,9 +30,15 @@ log = logging.getLogger("fedabml")
 
 
 def personalize(
-    site: SiteFolder | Name, out: Name | None = None, *, force: bool = False, use_kept: bool = True, **options: Any
+    site: SiteFolder | Name,
+    out: Name | None = None,
+    *,
+    prior: Prior | None = None,
+    force: bool = False,
+    use_kept: bool = True,
+    **options: Any,
 ) -> Posterior:
-    """Make the site's posterior from the newest prior on its disk and, with `out`, save it there.
+    """Make the site's posterior from the newest prior on its disk, or from `prior`, and save it in `out` if given.
 
     `options` are those of `Prior.personalize`: epochs, lr, batch_size, seed, validation, aim, coverage, false_alarms,
     class_weights, calibration, device. The rows are the site's training rows; the test rows of a table take no
@@ -43,7 +49,7 @@ def personalize(
         raise InputError(f"personalize at a site takes its data from site.toml, not from {', '.join(sorted(wrong))}.")
     if out is not None:
         check_new(out, force=force)
-    prior = newest_prior(folder)
+    prior = newest_prior(folder) if prior is None else prior
     x, y = training_rows(folder, prior)
     if prior.input_spec.recipe is not None and folder.settings.id_column:
         options = {"id": folder.settings.id_column, **options}

@@ -20,8 +20,8 @@ from .page import Cell, Figure, Row, Section, Table, Tile
 MOST_ROWS = 200  # with an alarm that are listed; the most unusual ones
 MOST_CAUSES = 20  # of alarms that are drawn
 _BINS = 24
-_HIDDEN = ("p_", "q_", "label_")  # beginnings of columns with many numbers, which the file of predictions has
-_UNUSED = ("alarm", "flags", "mutual_information", "model_std", "set")
+_HIDDEN = ("p_", "q_", "label_", "model_std")  # beginnings of columns with many numbers, which the file has
+_UNUSED = ("alarm", "flags", "mutual_information", "set")
 _HINTS = {
     "entropy": "The uncertainty of the prediction, in nats. It may be low for a value far outside its range.",
     "std": "The standard deviation of the prediction.",
@@ -34,11 +34,16 @@ _HINTS = {
 
 
 def render_predictions(
-    p: Prediction | Regression | MultiPrediction, columns: Mapping[str, Sequence[Any]], title: str, limits: str
+    p: Prediction | Regression | MultiPrediction,
+    names: Mapping[str, Sequence[Any]],
+    columns: Mapping[str, Sequence[Any]],
+    title: str,
+    limits: str,
 ) -> str:
     """Return the page as one HTML document.
 
-    `columns` are those of the file of predictions, by name; `limits` is a sentence on what alarms look at.
+    `names` are the columns of the file of predictions that name its rows, such as identifiers, and `columns` those that
+    are predicted. `limits` is a sentence on what alarms look at.
     """
     checks = p.checks
     rows = len(next(iter(columns.values())))
@@ -53,7 +58,7 @@ def render_predictions(
     drawn = [figure for figure in (_causes(checks), _uncertainty(p, checks)) if figure]
     sections = [Section(tiles=tiles, notes=[limits]), Section("What raised alarms", figures=drawn)]
     if len(marked):
-        sections.append(Section("Rows with an alarm", tables=[_table(p, checks, columns, marked)]))
+        sections.append(Section("Rows with an alarm", tables=[_table(p, checks, names, columns, marked)]))
     return page.document(title, f"{rows:,} rows, {len(marked):,} with an alarm", sections)
 
 
@@ -89,28 +94,28 @@ def _uncertainty(p: Prediction | Regression | MultiPrediction, checks: Checks) -
 def _table(
     p: Prediction | Regression | MultiPrediction,
     checks: Checks,
+    names: Mapping[str, Sequence[Any]],
     columns: Mapping[str, Sequence[Any]],
     marked: np.ndarray,
 ) -> Table:
     """Return the rows with an alarm, the most unusual first."""
     score = np.zeros(len(checks.alarm)) if checks.score is None else checks.score
     listed = marked[np.argsort(-score[marked], kind="stable")][:MOST_ROWS]
-    names = [name for name in columns if name not in _UNUSED and not name.startswith(_HIDDEN)]
-    shown: dict[str, Sequence[Any]] = {name: columns[name] for name in names}
+    shown = {n: values for n, values in columns.items() if n not in _UNUSED and not n.startswith(_HIDDEN)}
     if isinstance(p, Prediction):
         probability = p.probs[np.arange(len(p.probs)), p.label].tolist()
-        after = names.index("label") + 1
-        shown = {n: columns[n] for n in names[:after]} | {"probability": probability} | shown
-    head = ["row", *shown, "alarm by", "why"]
+        shown = {"label": columns["label"], "probability": probability} | shown
+    head = [*shown, "alarm by", "why"]
+    hints = [""] * (1 + len(names)) + [_HINTS.get(name, "") for name in head]
     rows = []
     for row in map(int, listed):
-        cells = [Cell(str(row), row), *(_cell(values[row]) for values in shown.values())]
+        cells = [Cell(str(row), row), *(_cell(values[row]) for values in (*names.values(), *shown.values()))]
         causes, flags = (part[row] if part else [] for part in (checks.causes, checks.flags))
         rows.append(Row([*cells, Cell(", ".join(causes)), Cell("; ".join(flags))]))
     notes = ["Rows are numbered from 0, as in the file of predictions. Those without an alarm are not listed."]
     if len(listed) < len(marked):
         notes.append(f"The {len(listed):,} most unusual of {len(marked):,} rows are listed; the file has all of them.")
-    return Table(head, rows, [_HINTS.get(name, "") for name in head], css_class="reasons", notes=notes)
+    return Table(["row", *names, *head], rows, hints, css_class="reasons", notes=notes)
 
 
 def _cell(value: Any) -> Cell:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..data.catalogue import SOURCES
+from ..data import catalogue
 from ..evaluation.predictions import Checks, Prediction, Regression
 from ..evaluation.structured import MultiPrediction
 from .input_spec import InputSpec
@@ -18,9 +18,7 @@ from .input_spec import InputSpec
 
 def class_names(input_spec: InputSpec) -> tuple[str, ...]:
     """Return the names of the classes: those of the table or the dataset, or their numbers; empty for a regression."""
-    classes = input_spec.classes or 0
-    of_dataset = SOURCES[input_spec.dataset].class_names if input_spec.dataset in SOURCES else ()
-    return input_spec.class_names or (of_dataset if len(of_dataset) == classes else tuple(map(str, range(classes))))
+    return catalogue.class_names(input_spec.class_names, input_spec.dataset, input_spec.classes or 0)
 
 
 def output_columns(

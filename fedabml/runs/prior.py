@@ -13,6 +13,7 @@ normalisation of inputs, the table's recipe, the algorithm with its hyperparamet
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -170,7 +171,8 @@ class Prior:
             checks["columns"] = columns if checks["federation"] else new
         p = posterior.predict(held, seed=seed, device=device, encoded=True)
         trust = Trust.fit(p, y_held, coverage=coverage, aim=aim, false_alarms=false_alarms, kind=calibration, **checks)
-        return dataclasses.replace(posterior, trust=dataclasses.replace(trust, aim=shown_aim, costs=costs))
+        trust = dataclasses.replace(trust, aim=shown_aim, costs=costs, held_out=rows_digest(held, y_held))
+        return dataclasses.replace(posterior, trust=trust)
 
     def hold_out(
         self, x: Any, y: Any, validation: float, seed: int = 0, encoded: bool = False
@@ -208,6 +210,11 @@ def _kept_rows(kept: State, like: State) -> State:
         raise InputError("kept must be a dictionary of tensors, as a client of this algorithm keeps them.")
     check_fit("kept state", kept, {name: tuple(value.shape[1:]) for name, value in like.items()})
     return {name: kept[name].to(value.device, value.dtype).unsqueeze(0) for name, value in like.items()}
+
+
+def rows_digest(x: np.ndarray, y: np.ndarray) -> str:
+    """Return a short digest of encoded rows, by which `compare_at_site` tells whether a posterior learned from them."""
+    return hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()[:16]
 
 
 def _held_out(fed: Federation, fraction: float, seed: int) -> Federation:

@@ -26,14 +26,16 @@ from ..arguments import checks_arguments
 from ..errors import InputError
 from ..evaluation import calibration
 from ..evaluation.decisions import RESAMPLES, auroc, bootstrap, wilson
+from ..evaluation.measures import FEW_OF_CLASS
 from ..evaluation.predictions import Prediction, Regression
 from ..evaluation.structured import MultiPrediction
 from .posterior import Posterior
-from .prior import Prior
+from .prior import Prior, rows_digest
 from .trust import Trust
 
 ALONE_EPOCHS = (20, 100)  # that training alone tries; the better one counts, which favours it
 NAMES = {"posterior": "its posterior", "prior": "the prior", "alone": "training alone"}
+LEAST_ROWS = 10  # held out, from which on a command compares without being asked
 QUICK_STEPS, QUICK_WEIGHTS = 1500, 100_000  # up to which training alone takes seconds on one core
 _Z = 1.959963984540054
 Predicted = Prediction | Regression | MultiPrediction
@@ -57,7 +59,8 @@ class SiteReport:
 
     rows: int
     nll: dict[str, float]  # by posterior, prior, alone; calibrated, like all scores
-    worse: dict[str, tuple[float, float]]  # by name: the mean of the paired differences, and half of its 95% interval
+    # By name: the mean of the paired differences, and half of its 95% interval, NaN below `FEW_OF_CLASS` rows.
+    worse: dict[str, tuple[float, float]]
     scores: dict[str, dict[str, Score]] = field(default_factory=dict)  # by model and measure: NLL, AUROC, recall, …
     calibration: str = "none"  # of all three; it is fitted on other rows than those scored
 
@@ -72,18 +75,25 @@ class SiteReport:
         parts = []
         for name, (mean, half) in self.worse.items():
             chance = " (not significantly)" if mean <= half else ""
-            gap = f"{NAMES[name]} is worse by {mean:.3f} ± {half:.3f}{chance}"
+            within = "" if math.isnan(half) else f" ± {half:.3f}{chance}"
+            gap = f"{NAMES[name]} is worse by {mean:.3f}{within}"
             parts.append(gap if math.isfinite(mean) else f"{NAMES[name]} diverges")
         best = NAMES[self.best]
         more = "".join(f", {name} {score}" for name, score in self.scores.get(self.best, {}).items() if name != "NLL")
-        scored = f"NLL {self.nll[self.best]:.3f} on {self.rows} rows held out{more}"
-        return f"{best[0].upper()}{best[1:]} serves this site best: {scored}; {', '.join(parts)}."
+        scored = f"NLL {self.nll[self.best]:.3f} on {held_out_rows(self.rows)}{more}"
+        few = " So few rows give no interval, and the differences may be chance." if self.rows < FEW_OF_CLASS else ""
+        return f"{best[0].upper()}{best[1:]} serves this site best: {scored}; {', '.join(parts)}.{few}"
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the head and the rows of a table of all scores, a row per model."""
         measures = list(self.scores[self.best])
         rows = [[NAMES[name], *(str(scores[m]) for m in measures)] for name, scores in self.scores.items() if scores]
         return ["", *measures], rows
+
+
+def held_out_rows(count: int) -> str:
+    """Return how many rows are held out in words."""
+    return f"{count} row{'s' * (count != 1)} held out"
 
 
 def is_quick(prior: Prior, rows: int, validation: float, batch_size: int | None = None) -> bool:
@@ -129,10 +139,15 @@ def compare_at_site(
         posterior, trust = prior.personalize(*train, epochs=epochs, lr=lr, **options), None
     else:
         posterior, trust = replace(posterior, trust=None), posterior.trust
-        if trust is None or trust.rows != len(held[1]):
+        if trust is None or trust.held_out is None:
             raise InputError(
-                f"The posterior was not made with the {len(held[1])} rows that are held out here. Give the rows, the "
-                "validation share and the seed that it was made with, or leave `posterior` out."
+                "The posterior does not tell which rows it did not learn from. It was made without validation rows or "
+                "by an earlier version. Make it again with `validation`, or leave `posterior` out."
+            )
+        if trust.held_out != rows_digest(*held):
+            raise InputError(
+                "The posterior was made with other rows held out than those here. Give the rows, the validation share "
+                "and the seed that it was made with, or leave `posterior` out."
             )
     local = Prior(Local(), {}, prior.input_spec, prior.batch_size)
 
@@ -160,8 +175,8 @@ def compare_at_site(
 
 
 def _half(values: np.ndarray) -> float:
-    """Return half of the 95% interval of a mean of values [n]."""
-    return float(_Z * values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else math.inf
+    """Return half of the 95% interval of a mean of values [n], NaN where they are too few for one."""
+    return float(_Z * values.std(ddof=1) / math.sqrt(len(values))) if len(values) >= FEW_OF_CLASS else math.nan
 
 
 def _judged(p: Predicted, y: np.ndarray, trust: Trust | None) -> tuple[np.ndarray, dict[str, Score]]:
@@ -216,9 +231,9 @@ def _share(hits: np.ndarray) -> Score:
 
 
 def _resampled(part: np.ndarray, whole: np.ndarray, root: bool = False) -> Score:
-    """Return Σ part / Σ whole of rows [n], perhaps its root, with a bootstrap interval over rows."""
+    """Return Σ part / Σ whole of rows [n], perhaps its root, and a bootstrap interval over rows, if they suffice."""
     rows = np.random.default_rng(0).integers(0, len(part), (RESAMPLES, len(part)))
     with np.errstate(invalid="ignore", divide="ignore"):
         value, draws = part.sum() / whole.sum(), part[rows].sum(1) / whole[rows].sum(1)
-        low, high = np.nanquantile(draws, (0.025, 0.975))
+        low, high = np.nanquantile(draws, (0.025, 0.975)) if len(part) >= FEW_OF_CLASS else (math.nan, math.nan)
     return Score(*(float(np.sqrt(v) if root else v) for v in (value, low, high)))

@@ -67,6 +67,7 @@ class Trust:
     kind: str = "temperature"  # of the calibration
     curves: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()  # of an isotonic one
     costs: DecisionCosts | None = None  # of decisions: they need no threshold, and nothing is fitted for them
+    held_out: str | None = None  # the digest of the validation rows; files of earlier versions have none
 
     def __repr__(self) -> str:
         threshold = "" if self.threshold is None else f", threshold {self.threshold:.3g} for {self.aim}"
@@ -233,6 +234,7 @@ class Trust:
         usual = self.range_limits.usual
         metadata |= {"range_limit": usual if math.isfinite(usual) else None, "raised": self.range_limits.to_json()}
         metadata |= {"calibration": self.kind, "curves": [[list(part) for part in curve] for curve in self.curves]}
+        metadata["held_out"] = self.held_out
         metadata |= {"costs": self.costs.to_json()} if self.costs else {}
         arrays: dict[str, np.ndarray] = {} if self.density is None else dict(vars(self.density))
         for number, density in enumerate(self.maps.densities if self.maps else ()):
@@ -269,9 +271,11 @@ class Trust:
         kind, curves = metadata.get("calibration", "temperature"), _curves(metadata.get("curves", []))
         if kind not in calibration.KINDS or (kind == "isotonic") != bool(curves):
             raise ValueError("an unknown calibration, or one without its curves")
+        if not isinstance(held_out := metadata.get("held_out"), str | None):
+            raise TypeError(f"held_out is {held_out!r}")
         return cls(
             **values, aim=str(metadata["aim"]), density=density, strangeness=strangeness, maps=maps, ranges=ranges,
-            kind=kind, curves=curves, costs=DecisionCosts.from_json(metadata.get("costs")),
+            kind=kind, curves=curves, costs=DecisionCosts.from_json(metadata.get("costs")), held_out=held_out,
         )  # fmt: skip
 
 

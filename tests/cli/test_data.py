@@ -80,6 +80,11 @@ def test_an_id_goes_from_the_table_into_the_predictions(tmp_path, monkeypatch):
     run("predict", "posterior.safetensors", "--data", "mine.csv", "--out", "p.csv")
     found = pd.read_csv("p.csv", dtype=str)
     assert found.columns[:3].tolist() == ["row", "nr", "label"] and found.nr.tolist() == mine.nr.tolist()
+    mine.assign(age=999.0).rename(columns={"nr": "p_nr"}).to_csv("odd.csv", index=False)
+    words = ("--data", "odd.csv", "--id-column", "p_nr", "--out", "odd-p.csv", "--report", "odd.html")
+    run("predict", "posterior.safetensors", *words)
+    page = (tmp_path / "odd.html").read_text(encoding="utf-8")
+    assert ">p_nr<" in page and all(case in page for case in mine.nr) and "p_yes" not in page
     other = ("--id-column", "number", "--out", "q.csv")
     assert "no column 'number'" in run("predict", "posterior.safetensors", "--data", "mine.csv", *other, code=2).stderr
 

@@ -35,6 +35,14 @@ def test_the_arrays_come_back_by_client():
     json.dumps([fed.describe(), fed.manifest, fed.manifest_rows()])
 
 
+def test_classes_are_named_by_the_data_the_dataset_or_their_numbers():
+    pd = pytest.importorskip("pandas")
+    table = pd.DataFrame({"site": ["a", "b"] * 6, "x": range(12), "ill": ["no", "yes", "yes"] * 4})
+    assert Federation.from_frame(table, target="ill", client="site").class_names == ("no", "yes")
+    assert federation().class_names == ("0", "1", "2") == federation(dataset="cifar10").class_names
+    assert federation(dataset="cifar10", classes=10).class_names[:2] == ("airplane", "automobile")
+
+
 def test_statistics_come_from_training_samples_only():
     fed = Federation.from_arrays([client(50)], [client(50, shift=1000.0)])
     seen = (fed.x[fed.train.index] - fed.shift) / fed.scale

@@ -20,6 +20,7 @@ from fedabml.engine import policy
 from fedabml.engine.rounds import Simulation
 from fedabml.evaluation.client_scores import BINS, calibration, classification_scores, regression_scores
 from fedabml.evaluation.scoring import clients_to_score, evaluate
+from fedabml.runs.outputs import output_columns
 
 CLIENTS, CLASSES = 4, 5
 
@@ -365,3 +366,15 @@ def test_some_clients_score_what_they_do_among_all():
         sim.cohort.seed = seed
         others.add(tuple(clients_to_score(sim.cohort, "test", 3)))
     assert len(others) > 5
+
+
+@pytest.mark.slow
+def test_classes_of_a_built_in_dataset_have_the_same_names_in_scores_and_predictions():
+    g = np.random.default_rng(0)
+    parts = [(g.normal(size=(20, 3)).astype(np.float32), np.arange(20) % 10) for _ in range(2)]
+    fed = fedabml.Federation.from_arrays(parts, parts, dataset="cifar10")
+    result = fedabml.train(fed, "mlr", FedAvg(), rounds=1, participation=1.0, device="cpu")
+    columns = output_columns(result.posterior(0).predict(parts[0][0]), result.prior.input_spec)
+    names = [name.removeprefix("p_") for name in columns if name.startswith("p_")]
+    assert names[0] == "airplane" and result.evaluation.details["class_names"] == names
+    assert [f"rows[{name}]" for name in names] == [c for c in result.evaluation.clients if c.startswith("rows[")]

@@ -8,11 +8,14 @@ from fedabml import InputError, algorithms, load_posterior
 from fedabml.engine.client import client_round, initial_kept, personalise
 from fedabml.engine.lanes import Lanes
 from fedabml.engine.setting import Cohort
+from fedabml.federation import personal
 from fedabml.federation.card import make_card
 from fedabml.federation.kept import KeptVersions
 from fedabml.federation.personal import kept_state, personalize
 from fedabml.federation.site_data import load
 from fedabml.files.sealed import write_json
+from fedabml.runs import site as site_report
+from tests.cli.command import run
 from tests.federation.start import ID, frame, make_site, make_sites
 
 
@@ -129,3 +132,41 @@ def test_kept_state_of_another_network_is_refused(tmp_path):
     prior = card.prior(card.initial_shared())
     with pytest.raises(InputError, match="kept state"):
         prior.personalize(np.zeros((4, 5)), [0, 1, 2, 0], kept={name: value[:-1] for name, value in kept.items()})
+
+
+@pytest.mark.slow
+def test_the_command_uses_one_prior_even_if_a_newer_one_arrives(tmp_path, monkeypatch):
+    """The prior that is compared and named is that of the posterior, and rows that nobody compares are read once."""
+    sites, schema = make_sites(tmp_path, "table")
+    card, *_ = trained(sites, schema)
+    first = card.prior(card.initial_shared())
+    compared, reads = [], []
+    make, compare, read = personal.personalize, site_report.compare_at_site, personal.training_rows
+
+    def make_while_a_prior_arrives(site, *args, **options):
+        posterior = make(site, *args, **options)
+        newer = card.prior({name: value + 1 for name, value in card.initial_shared().items()})
+        newer.save(site.prior_file)
+        write_json(site.prior_facts_file, {"round": 2, "digest": newer.digest})
+        return posterior
+
+    def compare_and_record(prior, *args, **options):
+        compared.append(prior.digest)
+        return compare(prior, *args, **options)
+
+    def read_and_record(*args):
+        reads.append(args)
+        return read(*args)
+
+    monkeypatch.setattr(site_report, "ALONE_EPOCHS", (1,))
+    monkeypatch.setattr(personal, "personalize", make_while_a_prior_arrives)
+    monkeypatch.setattr(site_report, "compare_at_site", compare_and_record)
+    monkeypatch.setattr(personal, "training_rows", read_and_record)
+    out = tmp_path / "posterior.safetensors"
+    words = ("federation", "personalize", sites["b"].path, "--out", out, "--epochs", 1, "--validation", 0.4)
+    said = run(*words, "--device", "cpu").stdout
+    assert "serves this site best" in said and "prior       of round 1" in said
+    assert compared == [first.digest] == [load_posterior(out).prior]
+    reads.clear()
+    run(*words, "--device", "cpu", "--no-compare", "--force")
+    assert len(reads) == 1 == len(compared)

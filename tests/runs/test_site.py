@@ -1,6 +1,7 @@
 """Which model serves a site best: the posterior that is written is the one that is scored, with intervals."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,10 +103,49 @@ def test_more_classes_have_accuracy_and_a_regression_has_rmse():
 def test_a_posterior_of_other_rows_is_refused(two_classes):
     prior, x, y = two_classes
     plain = prior.personalize(x, y, epochs=1, device="cpu")
-    other = prior.personalize(x[:90], y[:90], epochs=1, validation=0.4, device="cpu")
-    for posterior in (plain, other):
-        with pytest.raises(InputError, match="not made with the 60 rows"):
+    fewer = prior.personalize(x[:90], y[:90], epochs=1, validation=0.4, device="cpu")
+    drawn = prior.personalize(x, y, epochs=1, seed=7, validation=0.4, device="cpu")
+    changed = prior.personalize(x + 1, y, epochs=1, validation=0.4, device="cpu")
+    for posterior in (fewer, drawn, changed):
+        with pytest.raises(InputError, match="made with other rows held out"):
             fedabml.compare_at_site(prior, x, y, 0.4, device="cpu", posterior=posterior)
+    earlier = replace(drawn, trust=replace(drawn.trust, held_out=None))
+    for posterior in (plain, earlier):
+        with pytest.raises(InputError, match="does not tell which rows it did not learn from"):
+            fedabml.compare_at_site(prior, x, y, 0.4, 7, "cpu", posterior=posterior)
+
+
+def test_a_posterior_from_a_file_is_compared_on_its_own_rows(two_classes, tmp_path):
+    prior, x, y = two_classes
+    made = prior.personalize(x, y, epochs=1, seed=7, validation=0.4, device="cpu")
+    loaded = fedabml.load_posterior(made.save(tmp_path / "posterior.safetensors"))
+    report = fedabml.compare_at_site(prior, x, y, 0.4, 7, "cpu", posterior=loaded)
+    assert report.nll["posterior"] == pytest.approx(made.trust.nll_after, rel=1e-6)
+
+
+@pytest.mark.parametrize("held", [1, 4])
+def test_few_rows_have_no_interval(two_classes, held):
+    prior, x, y = two_classes
+    report = fedabml.compare_at_site(prior, x[:10], y[:10], held / 10, device="cpu", epochs=1)
+    assert report.rows == held and all(math.isnan(half) for _, half in report.worse.values())
+    assert all(math.isnan(measures["NLL"].low) for measures in report.scores.values())
+    said = report.sentence
+    assert f"on {'1 row' if held == 1 else '4 rows'} held out" in said
+    assert "±" not in said and "inf" not in said and "nan" not in said and "may be chance" in said
+
+
+def test_few_rows_of_a_regression_or_of_several_labels_have_no_interval():
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(60, 3)).astype(np.float32)
+    for y, options, measure in (
+        (x[:, :1] * 3, {}, "RMSE"),
+        (rng.integers(0, 2, (60, 4)), {"task": "multilabel"}, "accuracy"),
+    ):
+        prior = prior_of(y, x, **options)
+        for rows, defined in ((8, False), (20, True)):
+            report = fedabml.compare_at_site(prior, x[:rows], y[:rows], 0.5, device="cpu")
+            score = report.scores["prior"][measure]
+            assert math.isfinite(score.value) and math.isfinite(score.low) == math.isfinite(score.high) == defined
 
 
 def test_training_alone_that_diverges_is_named(two_classes, monkeypatch):
@@ -142,3 +182,17 @@ def test_a_small_site_is_told_without_being_asked(two_classes, tmp_path, monkeyp
     assert "next        --compare tells" in said and "serves this site" not in said
     assert "serves this site best" in run(*held, "--compare").stdout
     assert "give --validation" in run(*words, "--compare", code=2).stderr
+
+
+def test_few_rows_are_compared_if_asked_for_alone(two_classes, tmp_path, monkeypatch):
+    prior, x, y = two_classes
+    monkeypatch.chdir(tmp_path)
+    prior.save("prior.safetensors")
+    np.savez("c.npz", x=x[:10], y=y[:10])
+    words = ("personalize", "prior.safetensors", "--data", "c.npz", "--device", "cpu", "--force", "--validation", 0.1)
+    said = " ".join(run(*words).stdout.split())
+    assert "With 1 row held out, no comparison is shown unless --compare" in said and "serves this site" not in said
+    assert "validation 1 row, held out" in said and "1 validation row is too few" in said
+    said = " ".join(run(*words, "--compare").stdout.split())
+    assert "serves this site best" in said and "1 row held out, calibrated" in said and "inf" not in said
+    assert "1 rows" not in said
