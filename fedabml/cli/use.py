@@ -102,11 +102,18 @@ def evaluate(
 
 def _data_of(run: Path, plan: RunConfig, saved: Mapping[str, Any]) -> Federation:
     """Rebuild the federation of a run. Raises InputError if its data have changed."""
+    from ..runs.prior import load_prior
+
     with downloads(plan.dataset or "") as on_download:
         fed = plan.federation(on_download)
-    if fed.hash != saved.get("partition_hash"):
-        raise InputError(f"The data of the run in '{run}' have changed: their hash differs. Restore them first.")
-    return fed
+    recipe = load_prior(run / "shared.safetensors", _folder_of(run)).input_spec.recipe if fed.recipe else None
+    trained = plan.as_trained(fed, saved.get("partition_hash"), recipe)
+    if trained is None:
+        raise InputError(
+            f"The data of the run in '{run}' have changed: their hash differs. Restore them, or train again. "
+            f"`fedabml personalize {shlex.quote(str(run))} --data FILE` needs the client's own rows alone."
+        )
+    return trained
 
 
 def _folder_of(run: Path) -> str | None:

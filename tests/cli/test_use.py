@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 import fedabml
+from fedabml.data import recipe
 from tests.cli.command import run
 
 pytestmark = pytest.mark.usefixtures("one_thread_here")
@@ -93,3 +94,24 @@ def test_a_target_that_is_not_positive_is_named(stays):
 def test_levels_that_are_none_are_refused(levels):
     said = run("predict", "own.safetensors", "--data", "own.csv", "--quantiles", levels, code=2).stderr
     assert "--quantiles needs numbers between 0 and 1" in " ".join(said.split())
+
+
+@pytest.mark.slow
+def test_a_run_of_an_earlier_version_is_scored_and_personalised(tmp_path, monkeypatch, caplog):
+    """Earlier versions gave words of fewer than five rows features of their own; the table is untouched."""
+    words = np.array(["flu", "cold"] * 30, object)
+    words[:3] = "disease X"
+    frame = pd.DataFrame({"site": ["a", "b"] * 30, "illness": words, "y": ["no", "yes", "yes", "no"] * 15})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(recipe, "LEAST", 1)
+        words = ("--data", "t.csv", "--client-column", "site", "--target-column", "y")
+        run("train", *words, *QUICK, "--out", "run", "-q")
+    for words in (("evaluate", "run"), ("personalize", "run", "--client", "a", "--out", "a.safetensors")):
+        caplog.clear()
+        run(*words)
+        assert "made by an earlier version" in caplog.text
+    (tmp_path / "t.csv").write_text((tmp_path / "t.csv").read_text().replace("flu", "gout", 1))
+    for words in (("evaluate", "run"), ("personalize", "run", "--client", "a", "--out", "b.safetensors")):
+        said = " ".join(run(*words, code=2).output.split())
+        assert "have changed: their hash differs" in said and "personalize run --data FILE" in said
