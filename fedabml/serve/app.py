@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedabml")
 LEAST_TOKEN = 16  # characters of a token
+DISCARDED = 4  # times the largest body: up to there a body that is too large is read before it is refused
 LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
 OPEN = ("/", "/docs", "/health", "/ready")  # paths that need no token: they hold nothing of the posterior
 PATHS = (*OPEN, "/predict", "/reload", "/metrics", "/openapi.json")
@@ -227,26 +228,35 @@ async def _predict(request: Request, service: Service) -> Response:
 
 
 async def _body(request: Request, options: ServeOptions) -> bytes:
-    """Return the body; refuse one that is too large before it is in memory, or too slow."""
+    """Return the body; refuse one that is too large before it is in memory, or too slow.
+
+    A body that is up to `DISCARDED` times too large is read and thrown away: a client whose connection is closed while
+    it sends may lose the answer.
+    """
     from starlette.requests import ClientDisconnect
 
     sentence = f"The body has more than {options.max_bytes:,} bytes, the most for one request. Send it in parts."
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and len(declared) < 20 and int(declared) > options.max_bytes:
+    limit, most = options.max_bytes, DISCARDED * options.max_bytes
+    if declared.isdigit() and (len(declared) >= 20 or int(declared) > most):
         raise Refusal(413, sentence, connection="close")
-    body = bytearray()
+    body, size = bytearray(), 0
     try:
         async with asyncio.timeout(options.timeout):
             async for chunk in request.stream():
-                body += chunk
-                if len(body) > options.max_bytes:
+                size += len(chunk)
+                if size > most:
                     raise Refusal(413, sentence, connection="close")
+                if size <= limit:
+                    body += chunk
     except TimeoutError as error:
         raise Refusal(
             408, f"The body did not arrive within {options.timeout:g} seconds.", connection="close"
         ) from error
     except ClientDisconnect as error:
         raise Refusal(400, "The client closed the connection before its body was complete.") from error
+    if size > limit:
+        raise Refusal(413, sentence)
     if not body:
         raise Refusal(422, 'The body is empty. Send {"rows": [...]} or a CSV; /docs has an example.')
     return bytes(body)
