@@ -73,7 +73,7 @@ def page(path: Path) -> Path:
         header += ["seconds waited", "accuracy in %", "θ is the simulator's"]
         parts += [_DROPOUTS, markdown_table(header, table)]
     kinds = sorted({line["machine"] for line in lines if "machine" in line})
-    parts.append(f"Computed on {', '.join(kinds)}. The lines: [{path.name}]({path.name}).\n")
+    parts.append(f"Computed on {'; '.join(kinds)}.\n\nThe lines: [{path.name}]({path.name}).\n")
     target = path.with_suffix(".md")
     target.write_text("\n\n".join(parts), encoding="utf-8")
     return target
