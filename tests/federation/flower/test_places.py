@@ -1,9 +1,8 @@
-"""Ports, secrets, commands and pauses of the processes."""
+"""Ports, secrets and commands of the processes."""
 
 from __future__ import annotations
 
 import importlib
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedabml.errors import InputError
-from fedabml.federation.flower import clock, commands, supernode
+from fedabml.federation.flower import clock, commands
 from fedabml.federation.flower.places import node_port, server_secret, site_secret
 from fedabml.federation.folders import ServerFolder, SiteFolder
 from fedabml.federation.settings import Settings, SiteSettings
@@ -74,28 +73,6 @@ def test_flower_accepts_the_options(site: SiteFolder, server: ServerFolder, monk
     link = importlib.import_module("flwr.superlink.cli.flower_superlink")._parse_args_run_superlink()
     command = commands.superlink_command(server)
     assert link.parse_args(command[3:]).port == 2345
-
-
-def test_pauses_are_short_while_messages_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    now = [100.0]
-    monkeypatch.setattr(time, "sleep", slept.append)
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    pauses = supernode.Pauses(0.25, 1.0)
-    for wait, seconds in ((0, 3), (59, 3), (2, 3), (0, 0.5), (0, 3), (61, 3)):
-        now[0] += wait
-        pauses.sleep(seconds)
-    assert slept == [0.25, 0.25, 1.0, 0.1, 0.25, 1.0]
-    assert pauses.time is time.time
-
-
-def test_flower_still_has_the_names_that_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = importlib.import_module("flwr.supernode.start_client_internal")
-    retry = importlib.import_module("flwr.supercore.retry.http_retry")
-    monkeypatch.setattr(loop, "time", loop.time)
-    monkeypatch.setattr(retry, "MAX_RETRY_DELAY", retry.MAX_RETRY_DELAY)
-    supernode.shorten_pauses()
-    assert isinstance(loop.time, supernode.Pauses) and retry.MAX_RETRY_DELAY == supernode.RECONNECT
 
 
 def test_the_age_of_a_process_grows() -> None:
