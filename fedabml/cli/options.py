@@ -26,7 +26,7 @@ PANELS: dict[str, tuple[str, ...]] = {
     DATA: (
         *("dataset", "data", "client_column", "target_column", "drop_columns", "id_column", "date_columns", "split_by"),
         *("task", "target_transform", "positive_target", "test_share", "image_size", "partition", "clients"),
-        *("classes_per_client", "distinct", "dirichlet_alpha", "partition_seed", "validation", "drop_small"),
+        *("classes_per_client", "distinct", "dirichlet_alpha", "partition_seed", "validation", "split", "drop_small"),
         "data_dir",
     ),
     LEARNING: (

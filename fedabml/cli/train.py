@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from ..runs.train import Run
 
 # Keys that may change when a run is resumed: its length, its scoring, and where its data are (their hash is checked).
-FREE = {"rounds", "evaluate", "eval_every", "eval_clients", "eval_all", "specificity", "data", "data_dir", "pretrained"}
+SCORING = ("evaluate", "eval_every", "eval_clients", "eval_all", "split")
+FREE = {"rounds", "specificity", "data", "data_dir", "pretrained", *SCORING}
 
 STOPPED = "stopped"  # the processes of a run report this event once
 
@@ -134,7 +135,10 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
                 fed,
                 plan.model,
                 plan.algorithm_object(),
-                **{name: getattr(plan, name) for name in ("evaluate", "eval_every", "eval_clients", "eval_all")},
+                **{
+                    name: getattr(plan, name)
+                    for name in ("evaluate", "eval_every", "eval_clients", "eval_all", "split")
+                },
                 out=out,
                 resume=resume,
                 extra=extra | ({"launch": job} if job else {}),

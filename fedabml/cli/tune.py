@@ -26,7 +26,7 @@ SHOWN = 5  # trials of an algorithm in its table
 
 
 @command(
-    panels_without("algorithm", "seed", "evaluate", "eval_every", "eval_clients", "eval_all", "validation"),
+    panels_without("algorithm", "seed", "evaluate", "eval_every", "eval_clients", "eval_all", "validation", "split"),
     algorithms=("all", *names("algorithm")),
     measure=tuple(dict.fromkeys(chain(*TUNED.values()))),
 )

@@ -45,8 +45,8 @@ def fit_temperature(probs: np.ndarray, y: np.ndarray) -> float:
     return math.exp(lowest(loss, -LOG_T_MOST, LOG_T_MOST))
 
 
-def with_temperature(probs: np.ndarray, temperature: float) -> np.ndarray:
-    """Return p^(1/T), normalised, for probabilities [..., classes]."""
+def with_temperature(probs: np.ndarray, temperature: float | np.ndarray) -> np.ndarray:
+    """Return p^(1/T), normalised, for probabilities [..., classes] and one T, or one per row [..., 1]."""
     scaled = np.log(np.clip(probs, 1e-30, None)) / temperature
     scaled = np.exp(scaled - scaled.max(-1, keepdims=True))
     return scaled / scaled.sum(-1, keepdims=True)

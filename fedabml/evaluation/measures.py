@@ -132,6 +132,10 @@ _OF_MODELS = (
     *_both(Measure("nll", "NLL", "negative log likelihood", "negative log-likelihood; lower is better")),
     Measure("ece", "ECE", "calibration error (ECE)",
             "calibration error: the mean gap between confidence and accuracy; 0 is best"),
+    Measure("nll_calibrated", "NLL calibrated", "negative log likelihood, calibrated" + _MEAN,
+            "negative log-likelihood with a temperature that each client fits on its validation rows"),
+    Measure("ece_calibrated", "ECE calibrated", "calibration error (ECE), calibrated",
+            "calibration error with a temperature that each client fits on its validation rows"),
     Measure("classwise_ece", "class-wise ECE", "class-wise calibration error",
             "calibration error of every class's probability, averaged over classes; 0 is best"),
     *_both(Measure("brier", "Brier", "Brier score", "squared error of the probabilities; lower is better")),
@@ -175,6 +179,8 @@ MEASURES = {
         Measure("accuracy_last10", "last ten", "accuracy, last ten evaluations",
                 "mean accuracy of the last ten evaluations", "percent", HIGHER),
         Measure("rmse_last10", "last ten", "RMSE, last ten evaluations", "mean RMSE of the last ten evaluations"),
+        Measure("temperature", "temperature", "temperature of the calibration, mean over clients",
+                "above 1 where validation rows show that a model was too sure", target=None),
         Measure("entropy", "entropy", "entropy", "uncertainty of the predictions, in nats", target=None),
         Measure("mutual_information", "mutual information", "mutual information",
                 "part of the entropy that is due to uncertain weights, in nats", target=None),
@@ -191,6 +197,8 @@ COMPARED = {
     "multilabel": ("accuracy", "exact_match", "nll", "ece", "brier"),
     "sequence": ("accuracy", "exact_match", "nll", "ece", "brier"),
 }
+# Measures that are scored again with calibrated probabilities, where clients have validation rows.
+CALIBRATED = {"nll": "nll_calibrated", "ece": "ece_calibrated"}
 WORST_TENTH = "accuracy_worst_decile"
 TWO_CLASSES = ("recall", "precision", "sensitivity")  # measures of the positive class, which more classes do not have
 DECISIONS = ("auroc", "average_precision", "balanced_accuracy", "f1", *TWO_CLASSES)  # of ranks and decisions

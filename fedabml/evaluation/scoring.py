@@ -29,8 +29,9 @@ from ..engine.workers import chunks, fit_in_memory, map_in_threads
 from ..errors import InputError, TrainingError
 from ..gaussian import Distribution
 from . import decisions, structured
+from .calibration import fit_temperature, with_temperature
 from .client_scores import SCORES, regression_rows
-from .measures import DECISIONS, FEW_OF_CLASS, FEW_ROWS, WORST_TENTH
+from .measures import CALIBRATED, DECISIONS, FEW_OF_CLASS, FEW_ROWS, WORST_TENTH
 from .predictions import Prediction, Regression, with_label_level
 from .structured import MultiPrediction
 
@@ -38,7 +39,14 @@ SCORED_CLIENTS = 10_000  # clients that are scored while a run trains, by defaul
 FEW, ROWS = 64, 4096  # samples in a batch of the server's own model: at least, and where memory allows
 ENDS = ("_low", "_high", "]")  # columns of the ends of a client's interval, and of one class, which have no mean
 Predictions = Prediction | Regression | MultiPrediction
-Stage = tuple[list[list[Any]], list[list[int]]]  # after some epochs: the predictions and diverged clients of every run
+
+
+class Stage(NamedTuple):
+    """What the clients of a run give after some personal epochs."""
+
+    predictions: list[Any]
+    diverged: list[int]  # clients
+    temperatures: dict[int, float]  # by client, where probabilities are calibrated
 
 
 @dataclass(frozen=True)
@@ -96,7 +104,12 @@ class Entry(NamedTuple):
     round: int = 0
     world: World = ALONE
     limit: int | None = None  # clients to score; None: all
-    brief: bool = False  # whether the measures of `decisions` are left out
+    brief: bool = False  # whether the measures of `decisions`, and the calibrated ones, are left out
+
+    def calibrates(self, split: str) -> bool:
+        """Whether probabilities are also scored after a calibration on validation rows, which no test row may be."""
+        fed = self.cohort.fed
+        return not self.brief and split == "test" and fed.task == "classification" and bool(fed.val.counts.any())
 
 
 def evaluate(
@@ -114,6 +127,9 @@ def evaluate(
     `kept(clients)` returns what those clients keep between rounds. The summary also scores the server's own model on
     the same rows: `prior_*` without the label level and, where the algorithm has one, `prior_level_*` with it. The
     difference to the latter is what personal training gains beyond a client's label frequencies.
+
+    If clients have validation rows, test rows are also scored with probabilities that a temperature has calibrated,
+    which every client fits on its own validation rows, as `Prior.personalize` does: `nll_calibrated`, and so on.
 
     Clients without such rows have no score (NaN) and do not count. At most `limit` clients are scored, the same ones
     for the same seed. If several processes call this function, each personalises the clients that it owns, and all of
@@ -146,9 +162,9 @@ def evaluate_after(
     work = partial(_predict_clients, epochs, entries, split, owned, on_progress)
     stages = fit_in_memory([e.cohort for e in entries], sum(map(len, owned)), work)
     results = []
-    for count, (personal, diverged) in zip(epochs, stages, strict=True):
-        runs = zip(entries, scored, personal, diverged, strict=True)
-        results.append([_score_run(e, split, clients, parts, bad, count == prior) for e, clients, parts, bad in runs])
+    for count, of_runs in zip(epochs, stages, strict=True):
+        runs = zip(entries, scored, of_runs, strict=True)
+        results.append([_score_run(e, split, clients, stage, count == prior) for e, clients, stage in runs])
     return results
 
 
@@ -159,35 +175,58 @@ def _predict_clients(
     clients: list[list[int]],
     on_progress: Callable[[float], None],
     chunk: int,
-) -> list[Stage]:
-    """Return, for each number of epochs, every run's predictions for its clients and the clients that diverged."""
-    stages: list[Stage] = [([[] for _ in entries], [[] for _ in entries]) for _ in epochs]
+) -> list[list[Stage]]:
+    """Return, for each number of epochs, what the clients of every run give."""
+    stages = [[Stage([], [], {}) for _ in entries] for _ in epochs]
     workers = entries[0].cohort.workers
     parts = list(chunks(clients, chunk, workers))
 
-    def predict_part(part: dict[int, list[int]]) -> list[tuple[list[Any], list[bool]]]:
+    calibrates = [e.calibrates(split) for e in entries]
+
+    def predict_part(part: dict[int, list[int]]) -> list[tuple[list[Any], list[bool], list[dict[int, float]]]]:
         groups = [(entries[i], members) for i, members in part.items()]
         lanes = Lanes([ClientGroup(e.cohort, e.shared, members, e.round) for e, members in groups])
         kept = join_states([e.kept(members) for e, members in groups])
-        rows = [[e.cohort.fed.rows(split)[c] for c in members] for e, members in groups]
+        held = any(calibrates[i] for i in part)
+
+        def predictions(models: Distribution, split: str) -> list[Any]:
+            rows = [[e.cohort.fed.rows(split)[c] for c in members] for e, members in groups]
+            draws = predict(lanes, models, [*chain(*rows)]).split([sum(map(len, run_rows)) for run_rows in rows], 1)
+            return [prediction(e.cohort, d) for (e, _), d in zip(groups, draws, strict=True)]
+
         results = []
         for models in personalise_after(lanes, kept, epochs):
-            draws = predict(lanes, models, [*chain(*rows)]).split([sum(map(len, run_rows)) for run_rows in rows], 1)
             finite = torch.stack([torch.isfinite(leaf).flatten(1).all(1) for leaf in models]).all(0).tolist()
-            results.append(([prediction(e.cohort, d) for (e, _), d in zip(groups, draws, strict=True)], finite))
+            temperatures: list[dict[int, float]] = [{} for _ in groups]
+            if held:
+                validated = predictions(models, "val")
+                temperatures = [
+                    fit_temperatures(e.cohort.fed, members, p) if calibrates[i] and p.finite.all() else {}
+                    for (i, members), (e, _), p in zip(part.items(), groups, validated, strict=True)
+                ]
+            results.append((predictions(models, split), finite, temperatures))
         return results
 
     finished, total = 0, sum(map(len, clients))
     for part, results in zip(parts, map_in_threads(predict_part, parts, workers), strict=True):
-        for (personal, diverged), (predictions, finite) in zip(stages, results, strict=True):
-            for i, run_predictions in zip(part, predictions, strict=True):
-                personal[i].append(run_predictions)
+        for of_runs, (predicted, finite, temperatures) in zip(stages, results, strict=True):
+            for i, run_predictions, fitted in zip(part, predicted, temperatures, strict=True):
+                of_runs[i].predictions.append(run_predictions)
+                of_runs[i].temperatures.update(fitted)
             members = ((i, client) for i, members in part.items() for client in members)
             for (i, client), sound in zip(members, finite, strict=True):
-                diverged[i] += [] if sound else [client]
+                of_runs[i].diverged.extend([] if sound else [client])
         finished += sum(map(len, part.values()))
         on_progress(finished / total)
     return stages
+
+
+def fit_temperatures(fed: Federation, clients: list[int], p: Prediction) -> dict[int, float]:
+    """Return each client's temperature, fitted on its validation rows; `p` predicts those of these clients in turn."""
+    rows = fed.val.select(clients)
+    parts = np.split(np.arange(len(rows.index)), np.cumsum(rows.counts)[:-1])
+    y = fed.y[rows.index]
+    return {c: fit_temperature(p.probs[own], y[own]) for c, own in zip(clients, parts, strict=True)}
 
 
 def _owned(entry: Entry, clients: list[int]) -> list[int]:
@@ -200,16 +239,19 @@ def _owned(entry: Entry, clients: list[int]) -> list[int]:
 
 
 def _score_run(
-    entry: Entry, split: str, clients: list[int], parts: list[Any], diverged: list[int], with_prior: bool
+    entry: Entry, split: str, clients: list[int], stage: Stage, with_prior: bool
 ) -> Evaluation | TrainingError:
-    """Score a run from this process's predictions, `parts`, and those of the other processes."""
+    """Score a run from what its clients give in this process, and in the other processes."""
     cohort, fed, scored = entry.cohort, entry.cohort.fed, np.array(clients)
     rows = fed.rows(split).select(clients)
     owner, client = rows.owner, scored[rows.owner]
     positions = np.flatnonzero(np.isin(client, _owned(entry, clients)))
-    personal, wrong = _gather(entry, len(client), positions, parts, np.isin(client, diverged).astype(float))
+    fitted = np.array([stage.temperatures.get(c, 0.0) for c in client.tolist()])  # 0: another process knows
+    notes = np.column_stack([np.isin(client, stage.diverged), fitted])
+    personal, notes = _gather(entry, len(client), positions, stage.predictions, notes)
+    wrong, temperature = notes[:, 0] > 0, np.where(notes[:, 1] > 0, notes[:, 1], 1.0)
     if wrong.any():
-        return _diverged(cohort, client[wrong > 0], "weights")
+        return _diverged(cohort, client[wrong], "weights")
     if not personal.finite.all():  # finite weights, but too large for the network
         return _diverged(cohort, client[~personal.finite], "predictions")
     y, score = fed.y[rows.index], SCORES[_kind(cohort)]
@@ -231,6 +273,12 @@ def _score_run(
         if "sensitivity_pooled" in decided_pooled:
             decided_pooled["specificity"] = specificity
         values, pooled, details = values | decided, pooled | decided_pooled, details | decided_details
+    if entry.calibrates(split):
+        calibrated = replace(personal, probs=with_temperature(personal.probs, temperature[:, None]))
+        by_client, calibrated_pooled, _ = score(calibrated, y, owner, len(scored))
+        values |= {key: by_client[name] for name, key in CALIBRATED.items()}
+        pooled |= {key: calibrated_pooled[name] for name, key in CALIBRATED.items() if name in calibrated_pooled}
+        values["temperature"] = temperature[rows.offsets[:-1]]
     summary |= {k: _mean(v) for k, v in values.items() if k not in summary and not k.endswith(ENDS)} | pooled
     summary |= {"clients_scored": len(scored)} | _without_small(
         values, rows, y if fed.task == "classification" else None
@@ -274,26 +322,28 @@ def _without_small(values: dict[str, np.ndarray], rows: Rows, y: np.ndarray | No
 
 
 def _gather(
-    entry: Entry, count: int, positions: np.ndarray, parts: list[Any], flags: np.ndarray
+    entry: Entry, count: int, positions: np.ndarray, parts: list[Any], notes: np.ndarray
 ) -> tuple[Any, np.ndarray]:
-    """Return predictions and flags for `count` samples from all processes; this one has predicted those at `positions`.
+    """Return predictions and notes for `count` samples from all processes; this one has predicted those at `positions`.
 
-    Each process writes its rows into a table of zeros, and the tables are summed, which changes no number.
+    Each process writes its rows into a table of zeros, and the tables are summed, which changes no number. The notes
+    [count, k] are numbers beside the predictions, 0 for the samples of other processes.
     """
     world, kind = entry.world, _kind(entry.cohort)
     if world.size == 1:
-        return kind.concatenate(parts), flags
+        return kind.concatenate(parts), notes
     local_columns = kind.concatenate(parts).columns() if parts else np.zeros((0, 0))
     widths = torch.zeros(world.size, dtype=torch.float64)
     widths[world.rank] = local_columns.shape[1]  # a process without clients cannot know how many draws there are
-    table = np.zeros((count, int(world.sum(widths).max()) + 1))
+    k = notes.shape[1]
+    table = np.zeros((count, k + int(world.sum(widths).max())))
     if parts:
-        table[positions, 1:] = local_columns
-    table[:, 0] = flags
+        table[positions, k:] = local_columns
+    table[:, :k] = notes
     total = world.sum(torch.from_numpy(table)).numpy()
     fed = entry.cohort.fed
-    p = kind.from_columns(np.ascontiguousarray(total[:, 1:]), fed.y.shape[-1])
-    return replace(p, transform=fed.transform) if fed.transform else p, total[:, 0]
+    p = kind.from_columns(np.ascontiguousarray(total[:, k:]), fed.y.shape[-1])
+    return replace(p, transform=fed.transform) if fed.transform else p, total[:, :k]
 
 
 def _diverged(cohort: Cohort, owner: np.ndarray, quantities: str) -> TrainingError:
@@ -330,9 +380,9 @@ def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray, own
                 predictions["prior_level"].append(prediction(cohort, with_label_level(draws, level)))
         return predictions
 
-    positions, flags = np.concatenate([np.empty(0, int), *blocks]), np.zeros(len(index))
+    positions, notes = np.concatenate([np.empty(0, int), *blocks]), np.zeros((len(index), 0))
     parts = fit_in_memory([cohort], cohort.chunk, work)
-    return {prefix: _gather(entry, len(index), positions, part, flags)[0] for prefix, part in parts.items()}
+    return {prefix: _gather(entry, len(index), positions, part, notes)[0] for prefix, part in parts.items()}
 
 
 def _mean(values: np.ndarray) -> float | None:

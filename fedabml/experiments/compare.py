@@ -324,7 +324,7 @@ def _refused(
         return {}, [], None
     first = todo[0].config
     fed = request.study.federation(first) if request.study.given else first.federation(download)
-    check_rows(fed, resolve_split(fed, "auto"))
+    check_rows(fed, resolve_split(fed, first.split))
     _check_data([result for result in ledger.results.values() if result.seed == first.seed], {first.seed: fed.hash})
     refused, notes = refusals(
         fed, {cell.label: cell.config for cell in todo if cell.config.seed == first.seed}, request.study

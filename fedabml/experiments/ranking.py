@@ -17,6 +17,7 @@ import numpy as np
 from ..data.statistics import worst_decile
 from ..errors import InputError, shortened
 from ..evaluation.measures import (
+    CALIBRATED,
     COMPARED,
     DECIDED,
     FEW_ROWS,
@@ -237,8 +238,10 @@ class Comparison:
 
     @property
     def _compared(self) -> tuple[str, ...]:
-        """The keys of the usual table's measures."""
-        return COMPARED[self.task]
+        """The keys of the usual table's measures, and the calibrated ones if every result has them."""
+        known = [s.keys() for s in self._summaries]
+        calibrated = (key for key in CALIBRATED.values() if known and all(key in keys for keys in known))
+        return (*COMPARED[self.task], *calibrated)
 
     @cached_property
     def _summaries(self) -> list[Table]:

@@ -169,8 +169,9 @@ def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound
         clients = sum(setup.cohort.fed.clients for setup in setups)
         first.cohort.limit.set(chunk_of(first.lane, first.cohort.device, clients))
     sims = [Simulation(setup.cohort) for setup in setups]
-    traffic, curves, errors = _train(sims, first.rounds, cells[0].curve, study, on_round)
-    trained, split = time.perf_counter() - start, resolve_split(first.cohort.fed, "auto")
+    split = resolve_split(first.cohort.fed, cells[0].config.split)
+    traffic, curves, errors = _train(sims, first.rounds, cells[0].curve, study, split, on_round)
+    trained = time.perf_counter() - start
     alive = [i for i in range(len(sims)) if i not in errors]
     scores = _score([cells[i] for i in alive], [sims[i] for i in alive], study, split, on_round) if alive else []
     scores_of = dict(zip(alive, scores, strict=True))
@@ -195,7 +196,7 @@ def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound
 
 
 def _train(
-    sims: Sequence[Simulation], rounds: int, curve: Sequence[int], study: Study, on_round: OnRound
+    sims: Sequence[Simulation], rounds: int, curve: Sequence[int], study: Study, split: str, on_round: OnRound
 ) -> tuple[list[Table], list[list[Table]], dict[int, str]]:
     """Train runs side by side; return for each the bytes up and down and its curve, and the errors of diverged ones."""
     traffic: list[Table] = [{"bytes_up": 0, "bytes_down": 0} for _ in sims]
@@ -209,7 +210,7 @@ def _train(
                 traffic[i] = {name: line[name] for name in traffic[i]}
         alive = [i for i in news if i not in errors] if round in curve else []
         if alive:
-            for i, record in zip(alive, study.watch([sims[i] for i in alive]), strict=True):
+            for i, record in zip(alive, study.watch([sims[i] for i in alive], split), strict=True):
                 curves[i].append({"round": round} | record)
         on_round(round)
     return traffic, curves, errors

@@ -26,7 +26,6 @@ from ..engine.setting import Cohort
 from ..errors import TrainingError
 from ..evaluation.scoring import Entry, evaluate_after
 from ..runs.config import RunConfig, Table
-from ..runs.prepare import resolve_split
 
 WATCHED = ("accuracy", "rmse", "nll")  # recorded after a round of the curve
 
@@ -59,9 +58,9 @@ class Study:
         """The estimated number of scored clients per client that trains, for the remaining time."""
         return 1.0
 
-    def watch(self, sims: Sequence[Simulation]) -> list[Table]:
-        """Return what is recorded of runs side by side after a round of the curve."""
-        split, epochs = resolve_split(sims[0].cohort.fed, "auto"), sims[0].cohort.algorithm.personal_epochs
+    def watch(self, sims: Sequence[Simulation], split: str) -> list[Table]:
+        """Return what is recorded of runs side by side after a round of the curve, scored on the rows of `split`."""
+        epochs = sims[0].cohort.algorithm.personal_epochs
         return [
             {"error": str(outcome)}
             if isinstance(outcome, TrainingError)

@@ -240,8 +240,9 @@ def of_earlier_version(folder: Path) -> bool:
 
 # -- before anything is trained ---------------------------------------------------------------------------------
 def _without_algorithm(config: RunConfig) -> RunConfig:
-    """Return the run without its algorithm and seed, with paths that hold from every working folder."""
-    defaults = {name: getattr(RunConfig, name) for name in ("algorithm", "lr", "seed", "evaluate", "eval_every")}
+    """Return the run without its algorithm and seed, scored on validation rows; its paths hold from every folder."""
+    names = ("algorithm", "lr", "seed", "evaluate", "eval_every", "split")
+    defaults = {name: getattr(RunConfig, name) for name in names}
     return config.with_changes(**defaults, hyper={}, **real_paths(config))
 
 

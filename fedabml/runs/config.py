@@ -114,6 +114,12 @@ class RunConfig:
     dirichlet_alpha: float = key(0.5, "partition dirichlet: a small value gives each client few classes")
     partition_seed: int | None = key(None, "seed of the partition (default: seed)")
     validation: float = key(0.0, "share of each client's training data held out, to be scored instead of test data")
+    split: str = key(
+        "auto",
+        "rows to score on: val (those held out), test, or auto, which is val if any are held out and else test; with "
+        "test, each client also calibrates its probabilities on its rows held out",
+        ("auto", "val", "test"),
+    )
     drop_small: bool = key(False, "leave out clients with fewer than two training samples")
     algorithm: str = key("fedabml", "algorithm by name, see `fedabml algorithms`, or your own class: mine.py:FedDyn")
     hyper: Table = field(default_factory=dict, metadata={"doc": "hyperparameters of the algorithm, in its own table"})

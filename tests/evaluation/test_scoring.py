@@ -15,9 +15,11 @@ from torch import nn
 
 import fedabml
 from fedabml import FedABML, FedAvg, GaussianNoise, Local, Prediction, Regression
+from fedabml.data.rows import Rows
 from fedabml.data.statistics import worst_decile
 from fedabml.engine import policy
 from fedabml.engine.rounds import Simulation
+from fedabml.evaluation.calibration import fit_temperature
 from fedabml.evaluation.client_scores import BINS, calibration, classification_scores, regression_scores
 from fedabml.evaluation.scoring import clients_to_score, evaluate
 from fedabml.runs.outputs import output_columns
@@ -138,6 +140,14 @@ def data(task, sizes=(12, 30, 8), tests=(5, 9, 4)):
     return fedabml.Federation.from_arrays(*pairs, classes=3 if task == "classification" else None)
 
 
+def validated(fed, counts):
+    """Let each client hold out its first rows of training for validation."""
+    rows = [fed.train[c] for c in range(fed.clients)]
+    held = [own[:n] for own, n in zip(rows, counts, strict=True)]
+    kept = [own[n:] for own, n in zip(rows, counts, strict=True)]
+    return dataclasses.replace(fed, train=Rows.of(kept), val=Rows.of(held))
+
+
 def evaluated(fed, algorithm, rounds=1, model="mlr", **options):
     words = {"participation": 1, "epochs": 1, "batch_size": 8, "device": "cpu", "dtype": "float64"}
     setup = fedabml.prepare(fed, model, algorithm, rounds=rounds, **(words | options))
@@ -181,6 +191,53 @@ def test_the_prior_with_the_label_level_by_hand():
     personal, _ = evaluated(fed, FedABML(personal_epochs=5, predict_samples=0, label_alpha=0.3, lr=0.1))
     np.testing.assert_allclose(personal.clients["prior_level_nll"], scores.clients["prior_level_nll"])
     assert not np.allclose(personal.clients["nll"], scores.clients["nll"])
+
+
+def test_calibrated_scores_of_a_linear_model_by_hand():
+    """p ∝ softmax((Wx + b)/T) with a T of each client, from its validation rows alone; a client without any keeps 1."""
+    fed = validated(data("classification", sizes=(12, 30, 60), tests=(5, 9, 20)), (0, 10, 40))
+    scores, sim = evaluated(fed, FedAvg(lr=0.5, personal_epochs=0), rounds=3)
+    w, b = sim.shared["mean"].numpy()[:12].reshape(3, 4), sim.shared["mean"].numpy()[12:]
+
+    def probabilities(rows):
+        x = (fed.x[rows] - fed.shift) / fed.scale
+        return softmax(x.astype(float) @ w.T + b, -1), fed.y[rows]
+
+    losses, pooled, labels = [], [], []
+    for c in range(3):
+        temperature = fit_temperature(*probabilities(fed.val[c]))
+        probs, y = probabilities(fed.test[c])
+        probs = softmax(np.log(probs) / temperature, -1)
+        losses.append(log_loss(y, probs, labels=range(3)))
+        assert scores.clients["temperature"][c] == pytest.approx(temperature, abs=1e-6)
+        assert scores.clients["nll_calibrated"][c] == pytest.approx(losses[-1], abs=1e-6)
+        pooled.append(probs)
+        labels.append(y)
+    assert scores.clients["temperature"][0] == 1 != scores.clients["temperature"][2]
+    assert scores.summary["nll_calibrated"] == pytest.approx(np.mean(losses))
+    joined, owner = Prediction(np.concatenate(pooled), np.zeros(34)), np.repeat(range(3), (5, 9, 20))
+    ece = classification_scores(joined, np.concatenate(labels), owner, 3)[1]["ece"]
+    assert scores.summary["ece_calibrated"] == pytest.approx(ece)
+
+
+def test_calibrated_scores_need_validation_rows_and_test_rows():
+    plain, _ = evaluated(data("classification"), FedAvg())
+    fed = validated(data("classification"), (2, 6, 2))
+    scores, sim = evaluated(fed, FedAvg())
+    of_validation = evaluate(sim.cohort, sim.theta, sim.kept_for, split="val")
+    brief = evaluate(sim.cohort, sim.theta, sim.kept_for, brief=True)
+    assert set(scores.summary) - set(plain.summary) == {"nll_calibrated", "ece_calibrated", "temperature"}
+    assert not {"nll_calibrated", "temperature"} & (of_validation.summary.keys() | brief.summary.keys())
+
+
+@pytest.mark.parametrize("backend", ["loop", "vmap"])
+def test_calibrated_scores_do_not_depend_on_how_clients_are_computed(backend):
+    fed = validated(data("classification", sizes=(12, 30, 8, 9), tests=(5, 9, 4, 6)), (3, 6, 0, 2))
+    algorithm = FedABML(personal_epochs=1, predict_samples=2)
+    one, _ = evaluated(fed, algorithm, backend="loop")
+    other, _ = evaluated(fed, algorithm, backend=backend, chunk=2)
+    for name in ("temperature", "nll_calibrated", "ece"):
+        np.testing.assert_allclose(other.clients[name], one.clients[name], rtol=1e-6, err_msg=name)
 
 
 def test_a_label_level_of_equal_counts_changes_nothing_and_one_of_a_single_class_gives_that_class():

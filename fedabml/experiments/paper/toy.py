@@ -68,7 +68,7 @@ class Quadratics(Study):
         model.weight.data = torch.from_numpy(start).float()
         return model
 
-    def watch(self, sims: Sequence[Simulation]) -> list[Table]:
+    def watch(self, sims: Sequence[Simulation], split: str) -> list[Table]:
         clients = [0, 1]
         with torch.no_grad():
             lanes = Lanes([ClientGroup(sim.cohort, sim.theta, clients, sim.round) for sim in sims])
