@@ -171,6 +171,15 @@ def pooled_schema(schema: Schema, sites: Sequence[Mapping[str, Any]]) -> Schema:
     return Schema.of(dataclasses.replace(schema, **changes).to_json(), "The pooled schema")
 
 
+def unpooled(schema: Schema) -> dict[str, Any]:
+    """Return those facts of a schema that `pooled_schema` never changes."""
+    facts = schema.to_json()
+    for part in (facts, *facts.get("columns", {}).values()):
+        for key in ("shift", "scale", "fill", "words", "target_shift", "target_scale"):
+            part.pop(key, None)
+    return facts
+
+
 def _pooled_column(name: str, column: Column, sites: Sequence[Mapping[str, Any]]) -> Column:
     if column.kind == "words":
         new = sorted({word for facts in sites for word in facts["words"].get(name, [])} - set(column.words))
