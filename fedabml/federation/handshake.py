@@ -14,6 +14,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -25,7 +26,7 @@ from ..files.sealed import read_json, write_json
 from .card import Card, make_card
 from .folders import SiteFolder
 from .messages import Refusal, clean
-from .pooled import check_sums, pooled_schema, site_sums
+from .pooled import check_sums, pooled_schema, site_sums, unpooled
 from .schema_types import Schema
 from .settings import Settings
 from .site_check import reasons
@@ -37,25 +38,37 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedabml")
 
 LEAKS = (
-    "describe: whether the site's data fit the schema; if not, the names of the schema's columns that are missing or "
-    "of another kind, the shape and type of arrays, and that labels, words or images are unknown. Never a value.",
-    "describe: a hostile server could learn more by asking with many schemas, so a site answers at most 20 different "
-    "ones, and answers no other schema once a card is frozen. A word of a feature that fewer than 5 rows share is not "
-    "confirmed; that the target has a class which the schema lacks is reported, however rare it is.",
-    "sums (off unless the site sets allow_pooled_sums): for every number column, feature or target the count, sum and "
-    "sum of squares of the training rows, and so the site's means, deviations and gaps; for images how often each "
-    "byte occurs in each channel. An extreme value dominates its sums and can be guessed from them. Columns with fewer "
-    "than 5 values are left out.",
-    "sums with allow_medians: the median of every number column, rounded to a twentieth of the schema's scale.",
+    "describe: whether the site's data fit the schema, and whether the site allows sums. If the data do not fit: which "
+    "of the schema's columns are missing, are of another kind or have none of the listed words; the kind of the data; "
+    "the shape, length and type of arrays; that labels, classes or images are unknown, that values are missing or not "
+    "finite, that there are fewer than two rows, or that the data or the site's settings cannot be used.",
+    "describe: a hostile server could guess with many schemas, so a site compares at most 20 different schemas and "
+    "cards with its data, and no other schema once it has stored a card. A word of a feature that fewer than 5 rows "
+    "share is not confirmed; that the target has a class which the schema lacks is reported, however rare it is.",
+    "sums (off unless the site sets allow_pooled_sums and, for a table, names its target_column): for every number, "
+    "every date's year and every target of a regression the count, sum and sum of squares of the training rows, and so "
+    "the site's means, deviations and gaps. An extreme value dominates its sums and can be guessed from them. Columns "
+    "with fewer than 5 values are left out. For samples of bytes, such as images: how often each byte occurs in each "
+    "channel, however few samples there are.",
+    "sums: the operator's schema chooses the columns; the target_column that a table's site names is never among the "
+    "inputs. A site gives one set of sums. It repeats them, but refuses another seed, another schema or changed data, "
+    "and stores only a card with the seed, the columns and the target of its sums.",
+    "sums with allow_medians: the median of every number and every date's year of a table, rounded to a twentieth of "
+    "the column's own deviation or of the schema's scale, whichever is larger.",
     "sums with allow_words: words of categories that at least 5 training rows of the site share; rare words never.",
-    "freeze: that the site accepts the card, by its digest; or a reason as for describe.",
+    "freeze: that the site stores the card, by its digest; or a reason as for describe, or that the data cannot be "
+    "encoded by the card.",
     "scores (off unless the site sets allow_scores): accuracy or error and NLL of the site's own model on its test "
-    "rows, if there are ten or more, rounded to four digits.",
-    "Counts of labels stay at the site. Every round sends the number of training samples, the mean loss and the "
-    "update, from which the server may infer more: see the threat model.",
+    "rows, rounded to four digits, and the number of these rows; nothing if there are fewer than ten.",
+    "Counts of labels stay at the site, with one exception: if the schema declares labels that are numbers to be the "
+    "target of a regression, the sums hold their mean, and the site stores only a card for that regression.",
+    "Every round sends the number of training samples, the mean loss, the update and times, or why there is no update. "
+    "The server may infer more from them: see the threat model.",
 )
-MOST_SCHEMAS = 20  # different schemas that a site compares with its data
+MOST_SCHEMAS = 20  # different schemas and cards that a site compares with its data
 MOST_REASON = 1000  # characters of a site's reason that the server keeps
+_ALLOW_SUMS = "allow_pooled_sums = true and, for a table, its own target_column"
+_AGAIN = "If the site trusts the operator, it can remove state/schemas.json in its folder and answer anew."
 
 
 class Exchange(Protocol):
@@ -90,8 +103,8 @@ def freeze(
         unwilling = [name for name in accepted if answers[name].facts.get("allow_pooled_sums") is not True]
         if unwilling:
             raise InputError(
-                f"normalisation is 'pooled', but these sites do not allow sums: {', '.join(unwilling)}. They may set "
-                "allow_pooled_sums = true in site.toml; or set normalisation = 'schema' in federation.toml."
+                f"normalisation is 'pooled', but these sites do not allow sums: {', '.join(unwilling)}. Each may set "
+                f"{_ALLOW_SUMS} in its site.toml; or set normalisation = 'schema' in federation.toml."
             )
         facts = {"schema": schema.to_json(), "seed": settings.seed}
         answers = exchange("sums", facts, {}, settings.round_timeout)
@@ -181,6 +194,7 @@ def answer(order: Order, site: SiteFolder) -> dict[str, Any]:
             raise Refusal("This is no order of the start protocol.")
         return {"facts": answers[order.kind](order, site), "error": ""}
     except Refusal as error:
+        log.warning("This site refuses the order '%s': %s", clean(order.kind), error)
         return {"facts": {}, "error": clean(str(error), MOST_REASON)}
     except InputError as error:
         log.warning("An order of the start protocol failed: %s", error)
@@ -201,22 +215,34 @@ def _describe(order: Order, site: SiteFolder) -> dict[str, Any]:
     found = mismatches(site, schema)
     for reason in found:
         log.warning("The data do not fit the federation's schema: %s", reason)
-    return {"match": not found, "reasons": found, "allow_pooled_sums": site.settings.allow_pooled_sums}
+    return {"match": not found, "reasons": found, "allow_pooled_sums": _allows_sums(site, schema)}
+
+
+def _allows_sums(site: SiteFolder, schema: Schema) -> bool:
+    """Return whether the site allows sums. Of a table it must name its own target, so that labels are never inputs."""
+    settings = site.settings
+    return settings.allow_pooled_sums and (schema.kind != "table" or settings.target_column != "")
 
 
 def _send_sums(order: Order, site: SiteFolder) -> dict[str, Any]:
-    if not site.settings.allow_pooled_sums:
-        raise Refusal("This site does not allow sums (allow_pooled_sums in its site.toml).")
+    """Send the site's sums. It has only one set of sums for the server: differences of two could show single rows."""
     if site.card_file.exists():
         raise Refusal("This site has stored a card, so it sends no more sums.")
     schema = _asked(order, site)
+    if not _allows_sums(site, schema):
+        raise Refusal(f"This site does not allow sums: its site.toml needs {_ALLOW_SUMS}.")
     with _about_the_order():
         seed = checked_integer(order.facts.get("seed"), "The seed", 0)
     data = read(site.settings, schema)
     with without_values("summed"):
         if reasons(schema, data):
             raise Refusal("The data do not fit the schema.")
-        return {"sums": site_sums(schema, data, site.settings, seed)}
+        sums = site_sums(schema, data, site.settings, seed)
+    answered, given = _answered(site), {**_basis(schema, seed), "sums": _digest(sums)}
+    if answered.setdefault("sums", given) != given:
+        raise Refusal(f"This site has given sums for another schema, another seed or other data. {_AGAIN}")
+    write_json(_answers_file(site), answered)
+    return {"sums": sums}
 
 
 def _store(order: Order, site: SiteFolder) -> dict[str, Any]:
@@ -231,6 +257,10 @@ def _store(order: Order, site: SiteFolder) -> dict[str, Any]:
             raise Refusal("This site has stored another card of this federation, and keeps it.")
         return {"digest": stored.digest}
     check_schema(card, schema)
+    basis = _basis(schema, card.seed)
+    if not basis.items() <= _answered(site).get("sums", basis).items():
+        raise Refusal(f"This site has given sums for a card with another seed or other inputs. {_AGAIN}")
+    _count(site, card.digest)
     load(site, card)
     card.save(site.card_file)
     log.info("The card %s of federation %s is stored.", card.digest, card.federation)
@@ -253,14 +283,38 @@ def _asked(order: Order, site: SiteFolder) -> Schema:
         if Schema.of(dict(_stored(site).schema)) != schema:
             raise Refusal("This site has stored a card, so it compares no other schema with its data.")
         return schema
-    digest = hashlib.sha256(json.dumps(schema.to_json(), sort_keys=True).encode()).hexdigest()
-    file = site.state / "schemas.json"
-    seen = list(read_json(file)["schemas"]) if file.exists() else []
-    if digest not in seen:
-        if len(seen) >= MOST_SCHEMAS:
-            raise Refusal(
-                f"This site has compared {MOST_SCHEMAS} different schemas with its data, and compares no more. Remove "
-                "state/schemas.json there if you trust the operator."
-            )
-        write_json(file, {"schemas": [*seen, digest]})
+    _count(site, _digest(schema.to_json()))
     return schema
+
+
+def _count(site: SiteFolder, digest: str) -> None:
+    """Record that a schema or a card is compared with the data. Raises Refusal if the site has compared too many."""
+    answered = _answered(site)
+    if digest in answered["schemas"]:
+        return
+    if len(answered["schemas"]) >= MOST_SCHEMAS:
+        raise Refusal(
+            f"This site has compared {MOST_SCHEMAS} different schemas and cards with its data, and compares no more. "
+            f"{_AGAIN}"
+        )
+    answered["schemas"].append(digest)
+    write_json(_answers_file(site), answered)
+
+
+def _answers_file(site: SiteFolder) -> Path:
+    return site.state / "schemas.json"
+
+
+def _answered(site: SiteFolder) -> dict[str, Any]:
+    """Return the digests of all `schemas` and cards that the site has compared and, once given, the basis of `sums`."""
+    file = _answers_file(site)
+    return dict(read_json(file)) if file.exists() else {"schemas": []}
+
+
+def _basis(schema: Schema, seed: int) -> dict[str, Any]:
+    """Return what a card must have in common with the sums that it is made from."""
+    return {"inputs": _digest(unpooled(schema)), "seed": seed}
+
+
+def _digest(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -6,7 +6,8 @@ N, S and Q, the totals over sites:
 
     mean = shift + scale S / N        deviation = scale sqrt(Q / N - (S / N)^2)
 
-Sums of fewer than `LEAST_ROWS` values are never sent.
+Sums of fewer than `LEAST_ROWS` values are never sent. A median is rounded to a twentieth of the column's own deviation,
+or of the schema's scale if that is larger: the server chooses the scale, and so cannot ask for the exact value.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _table_sums(schema: Schema, frame: Any, settings: SiteSettings, seed: int) -
         facts["columns"][name] = _sums(values, column.shift, column.scale)
         known = values[~np.isnan(values)]
         if settings.allow_medians and len(known) >= LEAST_ROWS:
-            step = column.scale / 20  # coarse, because a median is the value of a row
+            step = max(column.scale, float(known.std())) / 20  # coarse, because a median is the value of a row
             facts["medians"][name] = float(f"{round(float(np.median(known)) / step) * step:.6g}")
     if schema.task == "regression":
         pair = schema.target_shift[0], schema.target_scale[0]
@@ -168,6 +169,15 @@ def pooled_schema(schema: Schema, sites: Sequence[Mapping[str, Any]]) -> Schema:
         moments = [_moments([facts["target"][i] for facts in sites], *pair) for i, pair in enumerate(pairs)]
         changes["target_shift"], changes["target_scale"] = zip(*moments, strict=True)
     return Schema.of(dataclasses.replace(schema, **changes).to_json(), "The pooled schema")
+
+
+def unpooled(schema: Schema) -> dict[str, Any]:
+    """Return those facts of a schema that `pooled_schema` never changes."""
+    facts = schema.to_json()
+    for part in (facts, *facts.get("columns", {}).values()):
+        for key in ("shift", "scale", "fill", "words", "target_shift", "target_scale"):
+            part.pop(key, None)
+    return facts
 
 
 def _pooled_column(name: str, column: Column, sites: Sequence[Mapping[str, Any]]) -> Column:

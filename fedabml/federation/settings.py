@@ -254,15 +254,19 @@ class SiteSettings(_Checked):
     name: str = key(MISSING, "name of this site; leave it as it is")
     server: str = key(MISSING, "address of the federation's server, host:port")
     data: str = key("", "this site's data: a table, an .npz file or a folder. They never leave this machine")
-    target_column: str = key("", "table: column to predict, if it has another name than in the federation's schema")
+    target_column: str = key(
+        "",
+        "table: column to predict, whatever the federation's schema calls it; needed for allow_pooled_sums, or if the "
+        "names differ",
+    )
     id_column: str = key("", "table: column of identifiers, never a feature, carried into predictions")
     split_by: str = key("", "table: column of dates or numbers; the newest rows are test rows")
     test_share: float = key(0.0, "table: share of the rows kept for testing; they never train", 0, 0.9)
     allow_pooled_sums: bool = key(
         False, "send the number of rows, sums and sums of squares of every input (they show this site's means)"
     )
-    allow_medians: bool = key(False, "send the median of every input")
-    allow_words: bool = key(False, "send words of categories that are not rare")
+    allow_medians: bool = key(False, "with these sums, send the median of every input, rounded")
+    allow_words: bool = key(False, "with these sums, send words of categories that are not rare")
     allow_scores: bool = key(False, "send accuracy or error and NLL of this site's own model on its test rows, rounded")
     node_port: int = key(0, "port of the SuperNode on the loopback interface (0: a free one)", 0, 65535)
 

@@ -66,6 +66,8 @@ def make_site(root, name, data, **options):
 def make_sites(root, kind, **options):
     """Three sites with data of a kind, and the schema that is drafted from the first one."""
     sites = {}
+    if kind == "table" and options.get("allow_pooled_sums"):
+        options = {"target_column": "ill", **options}
     for number, name in enumerate(NAMES):
         if kind == "table":
             data = root / f"{name}.csv"

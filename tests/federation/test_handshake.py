@@ -8,13 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from fedabml import InputError
+from fedabml import InputError, algorithms
 from fedabml.federation import handshake
-from fedabml.federation.card import Card
+from fedabml.federation.card import Card, make_card
+from fedabml.federation.folders import SiteFolder
 from fedabml.federation.handshake import LEAKS, MOST_SCHEMAS, admit, answer, freeze
-from fedabml.federation.schema import draft
+from fedabml.federation.pooled import pooled_schema
+from fedabml.federation.schema import Column, Schema, draft
+from fedabml.federation.settings import SiteSettings
 from fedabml.federation.site_data import load
 from tests.federation.start import (
+    ID,
     SECRET,
     SECRET_NUMBER,
     TABLE,
@@ -46,7 +50,7 @@ def test_all_sites_freeze_the_same_card(tmp_path, kind, normalisation):
 
 
 def test_regression_of_a_table_and_several_labels_of_arrays(tmp_path):
-    sites, _ = make_sites(tmp_path, "table", allow_pooled_sums=True)
+    sites, _ = make_sites(tmp_path, "table", allow_pooled_sums=True, target_column="dose")
     schema = draft(tmp_path / "a.csv", **TABLE | {"target_column": "dose"})
     frozen = freeze(settings(normalisation="pooled", algorithm="ditto"), schema, Exchange(sites))
     assert frozen.accepted == ALL and frozen.card.input_spec.task == "regression"
@@ -145,7 +149,8 @@ def test_foolish_answers_are_refused_without_a_crash(tmp_path, facts):
 
 
 def test_hostile_sums_leave_their_site_out(tmp_path):
-    sites, schema = make_sites(tmp_path, "table", allow_pooled_sums=True)
+    allowed = {"allow_pooled_sums": True, "target_column": "ill"}
+    sites, schema = make_sites(tmp_path, "table", **allowed)
 
     class Hostile(Exchange):
         def __call__(self, kind, facts, tensors, timeout):
@@ -157,7 +162,7 @@ def test_hostile_sums_leave_their_site_out(tmp_path):
     frozen = freeze(settings(normalisation="pooled"), schema, Hostile(sites))
     others = freeze(
         settings(normalisation="pooled"), schema,
-        Exchange({n: make_site(tmp_path, f"{n}2", sites[n].settings.data, allow_pooled_sums=True) for n in "ac"}),
+        Exchange({n: make_site(tmp_path, f"{n}2", sites[n].settings.data, **allowed) for n in "ac"}),
     )  # fmt: skip
     assert frozen.refused == {"b": "Its sums are not those of the schema."}
     assert frozen.card.digest == others.card.digest
@@ -242,6 +247,130 @@ def test_questions_are_bounded(tmp_path):
             assert not answer(make_order("describe", "a", facts={"schema": data}), site)["error"]
     data["columns"]["age"]["shift"] = -1.0
     assert "compares no more" in answer(make_order("describe", "a", facts={"schema": data}), site)["error"]
+
+
+@pytest.mark.parametrize("guess", ["classes", "another fact of the card"])
+def test_cards_that_are_not_stored_are_bounded_too(tmp_path, monkeypatch, guess):
+    """A card that does not fit asks as much as a schema: it guesses classes and words, or of texts the vocabulary."""
+    monkeypatch.setattr(handshake, "MOST_SCHEMAS", 3)
+    sites, schema = make_sites(tmp_path, "table")
+    frame(0).assign(ill="rare").to_csv(sites["a"].settings.data, index=False)
+    for number in range(5):
+        guessed = dataclasses.replace(schema, classes=("no", f"guess-{number}"))
+        card = card_of(guessed) if guess == "classes" else card_of(schema, seed=number)
+        for _ in range(2):
+            reason = offer(sites["a"], card)["error"]
+            assert ("not among the schema's classes" if number < 3 else "compares no more") in reason
+    data = dataclasses.replace(schema, classes=("no", "rare")).to_json()
+    assert "compares no more" in answer(make_order("describe", "a", facts={"schema": data}), sites["a"])["error"]
+
+
+def card_of(schema, seed=0):
+    """The card that `freeze` would make of a schema."""
+    return make_card(ID, schema.inputs("test"), algorithm=algorithms.make("fedavg"), model_options={"hidden": [8]},
+                     seed=seed, schema=schema.to_json())  # fmt: skip
+
+
+def sums(site, schema, seed=0):
+    """What a site answers to an order for its sums."""
+    facts = json.loads(json.dumps({"schema": schema.to_json(), "seed": seed}))
+    return answer(make_order("sums", "a", facts=facts), site)
+
+
+def offer(site, card):
+    """What a site answers to an order to store a card."""
+    tensors, facts = card.tensors_and_facts()
+    return answer(make_order("freeze", "a", facts=facts, tensors=tensors), site)
+
+
+# -- one set of sums --------------------------------------------------------------------------------------------------
+def test_sums_are_given_for_one_seed_one_schema_and_the_same_data(tmp_path):
+    """The seed chooses the training rows, so that sums for many seeds would be equations for every row."""
+    sites, schema = make_sites(tmp_path, "table", allow_pooled_sums=True)
+    site, again = sites["a"], "it can remove state/schemas.json in its folder"
+    first = sums(site, schema, seed=3)
+    assert first["facts"] and sums(site, schema, seed=3) == first
+    assert all(again in sums(site, schema, seed)["error"] for seed in range(3))
+    other = dataclasses.replace(schema, columns={"age": schema.columns["age"]})
+    scaled = {"age": dataclasses.replace(schema.columns["age"], scale=1e-9)}
+    for wrong in (other, dataclasses.replace(schema, columns={**schema.columns, **scaled})):
+        given = sums(site, wrong, seed=3)
+        assert given["facts"] == {} and again in given["error"]
+    table = frame(0)
+    frame(0, rows=41).to_csv(site.settings.data, index=False)  # another patient: the difference would be this row
+    assert again in sums(site, schema, seed=3)["error"]
+    table.to_csv(site.settings.data, index=False)
+    assert sums(site, schema, seed=3) == first
+    (site.state / "schemas.json").unlink()  # the site allows it
+    assert sums(site, schema, seed=4)["facts"]
+
+
+def test_a_card_must_have_the_seed_and_the_inputs_of_the_sums(tmp_path):
+    sites, schema = make_sites(tmp_path, "table", allow_pooled_sums=True)
+    site = sites["a"]
+    given = sums(site, schema, seed=3)["facts"]["sums"]
+    pooled = pooled_schema(schema, [given])
+    fewer = dataclasses.replace(pooled, columns={"age": pooled.columns["age"]})
+    for wrong in (card_of(pooled, seed=4), card_of(fewer, seed=3)):
+        assert "another seed or other inputs" in offer(site, wrong)["error"] and not site.card_file.exists()
+    assert pooled != schema and offer(site, card_of(pooled, seed=3))["error"] == ""
+
+
+def test_labels_that_a_schema_calls_inputs_are_not_summed(tmp_path):
+    """Sums of a table need the site's own word for its target, which is then no input under any name."""
+    sites, schema = make_sites(tmp_path, "table", allow_pooled_sums=True, target_column="", allow_words=True)
+    for number, site in enumerate(sites.values()):
+        frame(number).assign(ill=np.arange(40) % 2).to_csv(site.settings.data, index=False)
+    label = {"ill": Column("number"), "age": schema.columns["age"]}
+    words = {"ward": ("north", "south"), "diagnosis": ("no", "yes")}
+    schemas = [Schema("table", "classification", words[name], name, label) for name in words]
+    exchange = Exchange(sites)
+    with pytest.raises(InputError, match=r"do not allow sums: a, b, c.*its own target_column"):
+        freeze(settings(normalisation="pooled"), schemas[0], exchange)
+    assert exchange.kinds == ["describe"]
+    assert "its own target_column" in sums(sites["a"], schemas[0])["error"]
+    named = SiteSettings.of(sites["a"].settings.to_dict() | {"target_column": "ill"})
+    named.save(sites["a"].settings_file)
+    site = SiteFolder(sites["a"].path)
+    for schema in schemas:
+        given = answer(make_order("describe", "a", facts={"schema": schema.to_json()}), site)
+        assert given["facts"]["match"] is False
+        assert sums(site, schema)["facts"] == {} and offer(site, card_of(schema))["error"]
+    assert not site.card_file.exists()
+
+
+def test_labels_that_a_schema_calls_numbers_are_summed_only_for_a_regression(tmp_path):
+    sites, schema = make_sites(tmp_path, "table", allow_pooled_sums=True)
+    site = sites["a"]
+    frame(0).assign(ill=np.arange(40) % 2).to_csv(site.settings.data, index=False)
+    numbers = Schema("table", "regression", (), "ill", schema.columns, target_shift=(0.0,), target_scale=(1.0,))
+    assert sums(site, numbers)["facts"]["sums"]["target"][0][0] == 32
+    classes = dataclasses.replace(schema, classes=("0", "1"))
+    assert "other inputs" in offer(site, card_of(classes))["error"] and not site.card_file.exists()
+
+
+def test_a_pooled_start_goes_on_after_a_correction_and_a_crash(tmp_path):
+    sites, schema = make_sites(tmp_path, "table", allow_pooled_sums=True)
+    pooled = settings(normalisation="pooled", min_replies=3)
+    frame(2).assign(ill=["maybe"] * 20 + ["no"] * 20).to_csv(sites["c"].settings.data, index=False)
+    with pytest.raises(InputError, match="c: The target 'ill' has values"):
+        freeze(pooled, schema, Exchange(sites))
+    schema = dataclasses.replace(schema, classes=("maybe", "no", "yes"))
+    cards = []
+
+    def crash(card):
+        cards.append(card)
+        raise ConnectionError
+
+    with pytest.raises(ConnectionError):
+        freeze(pooled, schema, Exchange(sites), crash)
+    frozen = freeze(pooled, schema, Exchange(sites))
+    assert frozen.accepted == ALL and frozen.card.digest == cards[0].digest
+    late = make_site(tmp_path, "late", sites["b"].settings.data)
+    assert admit(frozen.card, pooled, Exchange({"late": late})).accepted == ["late"]
+    for name in ("schemas.json", "card.safetensors"):  # a site that lost its disk
+        (sites["a"].state / name).unlink()
+    assert admit(frozen.card, pooled, Exchange({"a": sites["a"]})).accepted == ["a"]
 
 
 def test_damaged_card_on_disk_is_named(started):

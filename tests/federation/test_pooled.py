@@ -1,6 +1,7 @@
 """Pooled sums: the moments are those of the pooled data, and no site's sums are believed unchecked."""
 
 import copy
+import dataclasses
 import json
 
 import numpy as np
@@ -117,6 +118,17 @@ def test_medians_and_words_only_where_allowed_and_rare_words_never(tmp_path):
     (tmp_path / "closed").mkdir()
     closed, _ = make_sites(tmp_path / "closed", "table")
     assert all(each["medians"] == {} == each["words"] for each in sums_of(closed, schema))
+
+
+def test_a_median_is_rounded_whatever_scale_the_server_names(tmp_path):
+    sites, schema = make_sites(tmp_path, "table", allow_medians=True, test_share=0.0)
+    tiny = dataclasses.replace(schema.columns["age"], scale=1e-9)
+    facts = sums_of(sites, dataclasses.replace(schema, columns={**schema.columns, "age": tiny}))
+    for number, each in enumerate(facts):
+        ages = frame(number)["age"]
+        steps = each["medians"]["age"] / (ages.std(ddof=0) / 20)
+        assert steps == pytest.approx(round(steps), abs=1e-3)
+        assert abs(each["medians"]["age"] - ages.median()) > 1e-3
 
 
 HOSTILE = [

@@ -81,7 +81,8 @@ def tables(place, **settings):
     made = drill.make_with(place, paths, together, schema_options=TABLE, normalisation="pooled", **settings)
     for name, data in paths.items():
         site = operate.set_up_site(made.folder.archive(name), made.folder.path / "local" / name, data)
-        own = {"allow_pooled_sums": True, "test_share": 0.2, "split_by": "admitted", "id_column": "patient"}
+        own = {"allow_pooled_sums": True, "target_column": "ill", "id_column": "patient"}
+        own |= {"test_share": 0.2, "split_by": "admitted"}
         SiteSettings.of(site.settings.to_dict() | own).save(site.settings_file)
     return made
 
