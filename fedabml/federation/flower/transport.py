@@ -58,6 +58,10 @@ class _Pending:
     resends: int = 0
     unproven: int = 0  # replies without the site's authentication code
 
+    def expired(self) -> bool:
+        """Return whether nobody waits for the reply any more."""
+        return time.monotonic() >= self.expires
+
 
 @dataclass
 class _Incoming:
@@ -150,9 +154,12 @@ class FlowerTransport:
         return here[0] if here else None
 
     def _push(self, batch: list[_Pending]) -> None:
-        """Push orders. If the SuperLink went away in between, push them again as new messages."""
+        """Push orders. If the SuperLink went away in between, push them again as new messages.
+
+        Orders that expire meanwhile are dropped: their sites are silent.
+        """
         packed: dict[int, codec.Packed] = {}  # orders that share their tensors share their bytes, uploaded once
-        while batch:
+        while batch := [pending for pending in batch if not pending.expired()]:
             messages = []
             for pending in batch:
                 order = pending.order
@@ -171,6 +178,11 @@ class FlowerTransport:
                 log.info("The upload of orders was interrupted; they are sent again.")
                 time.sleep(POLL)
                 continue
+            except httpx.HTTPStatusError:
+                if not any(pending.expired() for pending in batch):
+                    raise
+                log.info("The SuperLink refused orders of which some had expired; the others are sent again.")
+                continue
             self._outbox.unlink(missing_ok=True)
             refused = []
             for pending, name in zip(batch, names, strict=True):
@@ -181,6 +193,7 @@ class FlowerTransport:
                     refused.append(pending)
             self._lost += refused
             return
+        self._outbox.unlink(missing_ok=True)
 
     def _complete_outbox(self) -> None:
         """Complete a push that a kill interrupted, because the receivers wait for the missing parts."""
@@ -207,8 +220,7 @@ class FlowerTransport:
             arrivals += self._fetched(incoming)
         self._resend()
         now = time.monotonic()
-        for pending in [pending for pending in self._lost if pending.expires < now]:
-            self._lost.remove(pending)
+        self._lost = [pending for pending in self._lost if not pending.expired()]
         for name in [name for name, pending in self._pending.items() if pending.expires + AFTERMATH < now]:
             del self._pending[name]
         return arrivals
@@ -285,7 +297,7 @@ class FlowerTransport:
 
     def _again(self, pending: _Pending, reason: str) -> list[Arrival]:
         """Queue an order to be sent again, or report it as failed. The site of an expired one is silent."""
-        if time.monotonic() >= pending.expires:
+        if pending.expired():
             return []
         if pending.resends >= RESENDS:
             return _failed(pending, reason)

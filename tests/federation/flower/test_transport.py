@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from flwr.app.error import Error
 
 from fedabml.errors import InputError
 from fedabml.federation import keys as federation_keys
+from fedabml.federation.flower import runtime
 from fedabml.federation.flower import transport as module
 from fedabml.federation.flower.app import app_hash
 from fedabml.federation.flower.runtime import RunEnded
@@ -242,6 +244,29 @@ def test_a_site_that_does_not_answer_is_silent(world: World) -> None:
         assert world.transport.receive(3.0) == []
 
 
+def test_orders_that_expire_while_they_are_sent_end_no_run(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SuperLink answers expired messages with status 500, which otherwise means a wrong request."""
+    monkeypatch.setattr(runtime, "_BUSY", 0.0)
+    call = world.task.link.call
+
+    def slow_call(method: str, request: Any) -> Any:
+        if method == "PushMessages":
+            time.sleep(1.5)
+        return call(method, request)
+
+    with fleet(world.api, world.keys) as sites:
+        world.transport.sites()
+        with monkeypatch.context() as patch:
+            patch.setattr(world.task.link, "call", slow_call)
+            world.transport.send(list(world.orders(1).values()), 1.0)
+        assert world.transport.receive(0.3) == [] and not (world.folder.run / module.OUTBOX).exists()
+        world.transport.send(list(world.orders(2, names=("a",)).values()), 100.0)
+        order, message = sites["a"].receive()
+        assert order.round == 2
+        sites["a"].answer(message, double(order))
+        assert world.next().sender == "a"
+
+
 def test_an_order_waits_for_a_site_that_is_away(world: World) -> None:
     world.transport.send(list(world.orders(names=("b",)).values()), 100.0)
     assert world.transport.receive(0.3) == []
@@ -250,7 +275,7 @@ def test_an_order_waits_for_a_site_that_is_away(world: World) -> None:
         site.answer(message, double(order))
         assert world.next().reply is not None
     orders = world.orders(names=("b",))
-    world.transport.send(list(orders.values()), 0.5)
+    world.transport.send(list(orders.values()), 100.0)
     arrival = world.next()
     assert arrival.reply is None and arrival.nonce == orders["b"].nonce
 
