@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from ..accel import own_process
 from ..engine import processes
 from ..errors import InputError, TrainingError
-from ..version import __version__
+from ..version import __version__, code
 from . import about, bench, compare, data, demo, doctor, federation, reproduce, serve, train, tune, use
 from .console import print_error
 
@@ -73,7 +73,7 @@ app = typer.Typer(
 
 def _version(show: bool) -> None:
     if show:
-        print(f"fedabml {__version__}")
+        print(f"fedabml {__version__}, code {code()}")  # two builds of one version may differ in their code
         raise typer.Exit
 
 
@@ -81,7 +81,8 @@ def _version(show: bool) -> None:
 def program(
     ctx: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version and a digest of the code."),
     ] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show the traceback of an error, as FEDABML_DEBUG=1 does.")

@@ -21,7 +21,7 @@ from typing import Any
 from ..errors import InputError, quoted
 from ..files.limits import parse_json
 from ..files.paths import explain_errors, read_bytes, write
-from ..files.sealed import unsealed, write_json
+from ..files.sealed import unsealed
 from ..version import __version__
 from . import keys
 from .folders import ServerFolder, SiteFolder, check_apps, write_secret
@@ -36,8 +36,8 @@ _README = """Site {name} of the federation {title}
 Keep this archive secret: it holds the private key of this site. Delete it once the site has joined.
 Your data stay on your machine. Nothing is allowed beyond training: see site.toml in the site's folder.
 
-1. Install:        python -m pip install './{wheel}[flower,tables]'
-                   Your operator gives you this file, too. For .xlsx files add excel, for images add images.
+1. Install:        python -m pip install -c constraints-flower.txt './{wheel}[flower,tables]'
+                   Your operator gives you both files, too. For .xlsx files add excel, for images add images.
 2. Join:           fedabml federation join {name}.tar.gz --data PATH
 3. Personalise:    fedabml federation personalize {name}
 
@@ -112,7 +112,7 @@ def unpack(
     write_secret(site.secret, contents["site.secret"])
     write(site.public_key, contents["site.pub"])
     write(site.ca_certificate, contents["ca.crt"])
-    write_json(site.apps_file, parse_json(contents["apps.json"].decode(), subject))
+    write(site.apps_file, contents["apps.json"])
     settings.save(site.settings_file)  # written last: a folder with settings is complete
     return site
 

@@ -6,6 +6,7 @@ Creating either object touches no file. `settings`, `sites` and `apps` read file
 from __future__ import annotations
 
 import os
+import pwd
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -15,7 +16,8 @@ from typing import Any, ClassVar, Self
 
 from ..arguments import is_whole
 from ..errors import InputError, quoted
-from ..files.paths import explain_errors, write
+from ..files.limits import parse_json
+from ..files.paths import explain_errors, read_text, write
 from ..files.sealed import read_json, write_json
 from .settings import Settings, SiteSettings, check_name
 
@@ -95,6 +97,19 @@ class _Folder:
         if not self.settings_file.is_file():
             raise InputError(
                 f"'{self.path}' is not {self.KIND} folder: it has no {self.SETTINGS}. Make one with `{self.COMMAND}`."
+            )
+        return self
+
+    def check_owner(self) -> Self:
+        """Return the folder itself. Raises InputError if another user made it.
+
+        Files that root writes into such a folder are private to root, so its processes could not read them.
+        """
+        if self.state.exists() and (owner := self.state.stat().st_uid) != os.geteuid():
+            raise InputError(
+                f"'{self.path}' belongs to the user {_user(owner)}, and this command runs as {_user(os.geteuid())}. "
+                "Run it as the folder's user, for example with `sudo -u`. If systemd runs the folder's processes, use "
+                "`systemctl restart` or `systemctl stop`."
             )
         return self
 
@@ -259,7 +274,7 @@ class SiteFolder(_Folder):
 
     @property
     def apps_file(self) -> Path:
-        """`apps.json`: the hashes of the Flower apps whose messages this site answers."""
+        """`apps.json`: the hashes of the Flower apps whose messages this site answers. The site may edit the file."""
         return self.path / "apps.json"
 
     @property
@@ -284,8 +299,12 @@ class SiteFolder(_Folder):
         return found if self.path.parent.name == "local" and found.settings_file.is_file() else None
 
     def apps(self) -> list[str]:
-        """Return the hashes of the allowed apps, each 64 hexadecimal digits."""
-        return check_apps(read_json(self.apps_file), f"'{self.apps_file}'")
+        """Return the hashes of the allowed apps, each 64 hexadecimal digits.
+
+        A person may edit the file. So a digest in it, which earlier versions wrote, is not checked.
+        """
+        subject = f"'{self.apps_file}'"
+        return check_apps(parse_json(read_text(self.apps_file), subject), subject)
 
 
 def check_apps(data: Any, subject: str) -> list[str]:
@@ -303,6 +322,13 @@ def write_secret(path: Path, content: bytes) -> None:
     with explain_errors(path, "written", "Choose another place."):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     write(path, content, private=True)
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:  # a container need not list its users
+        return str(number)
 
 
 def _distinct(sites: list[Member], subject: str) -> list[Member]:

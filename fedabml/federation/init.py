@@ -78,7 +78,7 @@ def init(
 
 def add_site(directory: str | os.PathLike[str], name: str, *, apps: Sequence[str] | None = None) -> Path:
     """Add a site to a federation and return the path of its archive. A running proxy reads the new list by itself."""
-    folder = ServerFolder(directory).check()
+    folder = ServerFolder(directory).check().check_owner()
     with folder_lock(folder.path, _LOCK):
         sites = folder.sites()
         _checked_names([*(site.name for site in sites), name])
@@ -91,7 +91,7 @@ def remove_site(directory: str | os.PathLike[str], name: str) -> Member:
 
     A removal that was interrupted is completed by another call. The last site cannot be removed.
     """
-    folder = ServerFolder(directory).check()
+    folder = ServerFolder(directory).check().check_owner()
     with folder_lock(folder.path, _LOCK):
         sites = folder.sites()
         found = next((site for site in sites if site.name == check_name(name)), None)
@@ -116,7 +116,7 @@ def renew(directory: str | os.PathLike[str]) -> ServerFolder:
 
     Sites need no new archives, because they trust the authority. Its key must be in secrets/ca.key.
     """
-    folder = ServerFolder(directory).check()
+    folder = ServerFolder(directory).check().check_owner()
     with folder_lock(folder.path, _LOCK):
         authority = keys.Certificate(read_bytes(folder.ca_certificate), read_bytes(folder.ca_key))
         _write_certificate(folder, keys.make_server_certificate(authority, folder.settings.host))

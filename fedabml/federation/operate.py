@@ -161,7 +161,7 @@ def up(path: str | os.PathLike[str], sites: Mapping[str, Path] | None = None, *,
     call returns when every process is healthy, or with `foreground` only when the federation has ended.
     """
     require_extra()
-    folder = ServerFolder(path).check()
+    folder = ServerFolder(path).check().check_owner()
     _refuse_running(folder)
     _write_proxy(folder)
     for name, data in (sites or {}).items():
@@ -215,7 +215,7 @@ def join(
     require_extra()
     name = archive.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".zip")
     place = folder or Path(name)
-    _refuse_running(SiteFolder(place))
+    _refuse_running(SiteFolder(place).check_owner())
     site = set_up_site(archive, place, data)
     if start_now:
         start(site, foreground)
@@ -229,7 +229,7 @@ def resume(path: str | os.PathLike[str], *, foreground: bool = False) -> None:
     that a person has edited wrongly, before anything is stopped.
     """
     require_extra()
-    folder = folder_of(path)
+    folder = folder_of(path).check_owner()
     _refuse_local(folder, "resume")
     _check_files(folder)
     if is_running(folder):

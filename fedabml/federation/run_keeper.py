@@ -35,6 +35,8 @@ class Commands(Protocol):
 
     def register_sites(self, folder: ServerFolder) -> list[str]: ...
 
+    def app_hash(self, folder: ServerFolder) -> str: ...
+
     def submit_run(self, folder: ServerFolder) -> int: ...
 
     def run_status(self, folder: ServerFolder, run_id: int) -> str: ...
@@ -50,6 +52,7 @@ class Run:
     failures: int = 0
     rounds: int = 0  # finished when this run was submitted
     message: str = ""
+    app: str = ""  # the hash of its Flower app, which every site must allow
 
 
 class RunKeeper:
@@ -89,7 +92,7 @@ class RunKeeper:
 
     def _submit(self) -> None:
         self.run.rounds = read_tally(self.folder).rounds_done
-        self.run.id = int(self._commands.submit_run(self.folder))
+        self.run.id, self.run.app = int(self._commands.submit_run(self.folder)), self._commands.app_hash(self.folder)
         self.run.submitted += 1
         self.run.state, self.run.message = "running", ""
         self._save()

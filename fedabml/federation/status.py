@@ -13,8 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..errors import InputError
+from ..files.paths import read_bytes
 from ..files.sealed import read_json
-from . import pids
+from . import keys, pids
 from .events import read_tally
 from .folders import ServerFolder, SiteFolder
 from .logs import clean, last_line, log_of
@@ -22,6 +23,8 @@ from .supervisor import PIDS, SUPERVISOR, supervisor_of
 from .tally import SHOWN, SiteStatus, Tally, table, whole
 
 __all__ = ["ProcessStatus", "SiteFolderStatus", "SiteStatus", "Status", "processes", "read", "read_site", "run_state"]
+
+RENEW_DAYS = 60  # days before the end of the certificate from which the status asks to renew it
 
 
 @dataclass
@@ -45,6 +48,8 @@ class Status:
     federation: str
     address: str
     state: str
+    app: str = ""  # hash of the Flower app of the last run
+    certificate: str = ""  # the last day of the server's certificate
     problem: str = ""
     algorithm: str = ""
     rounds: int = 0
@@ -85,6 +90,7 @@ def read(folder: ServerFolder) -> Status:
     status.rejected, status.reasons = tally.rejected, dict(tally.reasons.most_common(SHOWN))
     _describe_times(status, tally)
     _describe_processes(status, folder, tally.last)
+    _describe_certificate(status, folder)
     return status
 
 
@@ -105,10 +111,23 @@ def _medians(parts: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(part.get(name, 0.0) for part in parts) for name in names}
 
 
+def _describe_certificate(status: Status, folder: ServerFolder) -> None:
+    """Set the day on which the server's certificate expires, and say so in time."""
+    try:
+        end = keys.expires(read_bytes(folder.server_certificate), "The server's certificate")
+    except InputError:  # there is none, or the package cryptography is not installed
+        return
+    status.certificate = f"{end:%Y-%m-%d}"
+    if end.timestamp() - status.time < RENEW_DAYS * 86400:
+        warning = f"The server's certificate expires on {status.certificate}. Then no site can connect. Run `renew`."
+        status.problem = f"{status.problem} {warning}".strip()
+
+
 def _describe_processes(status: Status, folder: ServerFolder | SiteFolder, last: str) -> None:
     """Set the federation's state from the processes, the run and the last event."""
     status.processes = processes(folder)
     run = run_state(folder)
+    status.app = clean(run.get("app", ""))
     if not pids.alive(supervisor_of(folder.run)):
         for process in status.processes:
             process.state = "stopped"
@@ -131,7 +150,10 @@ def _describe_processes(status: Status, folder: ServerFolder | SiteFolder, last:
 
 @dataclass
 class SiteFolderStatus:
-    """The status of a site on its own machine. `prior_round` is the round of the newest prior (None: none yet)."""
+    """The status of a site on its own machine. `prior_round` is the round of the newest prior (None: none yet).
+
+    `prior_digest` is the same at all sites that received the same prior.
+    """
 
     name: str
     federation: str
@@ -140,6 +162,7 @@ class SiteFolderStatus:
     state: str
     card: bool
     prior_round: int | None
+    prior_digest: str
     allowed: list[str]
     processes: list[ProcessStatus]
 
@@ -156,17 +179,17 @@ def read_site(folder: SiteFolder) -> SiteFolderStatus:
         prefix = f"{folder.path.name}-"
         found = [each for each in processes(operator) if each.name in (f"{prefix}supernode", f"{prefix}worker")]
     running = pids.alive(supervisor_of((operator or folder).run)) and (operator is None or bool(found))
-    prior = None
+    prior: dict[str, Any] = {}
     if folder.prior_file.exists() and folder.prior_facts_file.exists():
-        prior = whole(table(read_json(folder.prior_facts_file)).get("round"))
+        prior = table(read_json(folder.prior_facts_file))
     allowed = [name for name in ("pooled_sums", "medians", "words", "scores") if getattr(settings, f"allow_{name}")]
     for process in found:
         process.state = process.state if running else "stopped"
     state = "running" if running else "stopped"
     known = folder.card_file.exists()
-    return SiteFolderStatus(
-        settings.name, settings.federation, settings.server, settings.data, state, known, prior, allowed, found
-    )
+    round, digest = whole(prior.get("round")) if prior else None, str(prior.get("digest", ""))
+    about = (settings.name, settings.federation, settings.server, settings.data)
+    return SiteFolderStatus(*about, state, known, round, digest, allowed, found)
 
 
 def processes(folder: ServerFolder | SiteFolder) -> list[ProcessStatus]:

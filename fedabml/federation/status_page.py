@@ -59,6 +59,10 @@ def facts(status: Status) -> list[tuple[str, str]]:
         ("traffic", f"{size(status.bytes_down)} to the sites, {size(status.bytes_up)} from them"),
         ("rejected", f"{sum(status.reasons.values())} replies" if status.reasons else "none"),
     ]
+    if status.certificate:
+        rows.append(("certificate", f"valid until {status.certificate}"))
+    if status.app:
+        rows.append(("app", status.app))
     if status.runs > 1:
         times = "once" if status.runs == 2 else f"{status.runs - 1} times"
         rows.append(("runs", f"{status.runs}: the federation went on {times} from its saved state"))
@@ -129,6 +133,8 @@ def rejected_rows(status: Status) -> Rows:
 def site_facts(status: SiteFolderStatus) -> Rows:
     """Return the lines of a site's own status: a word and its value."""
     prior = "none yet" if status.prior_round is None else f"of round {status.prior_round}"
+    if status.prior_digest:
+        prior += f", digest {status.prior_digest}"
     return [
         ("site", f"{status.name}, server {status.server}"),
         ("state", "Running." if status.state == "running" else "Stopped. To go on: fedabml federation resume."),

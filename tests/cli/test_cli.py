@@ -15,6 +15,7 @@ from fedabml.cli import app, demo
 from fedabml.cli.train import scores
 from fedabml.files.sealed import read_json, write_json
 from fedabml.runs.config import RunConfig, read_toml, without_commands
+from fedabml.version import code
 from tests.cli.command import SMALL, run
 
 pytestmark = pytest.mark.usefixtures("one_thread_here")
@@ -404,7 +405,7 @@ def test_the_demo_compares_three_shows_unseen_digits_and_replaces_only_its_own(t
 
 @pytest.mark.slow
 def test_version_and_help_of_every_command():
-    assert run("--version").stdout.strip() == f"fedabml {fedabml.__version__}"
+    assert run("--version").stdout.strip() == f"fedabml {fedabml.__version__}, code {code()}"
     commands = shlex.split("demo train evaluate personalize predict report algorithms data")
     for words in [[], *([c] for c in commands), ["data", "list"], ["data", "get"], ["data", "inspect"]]:
         assert "Usage" in run(*words, "--help").stdout

@@ -60,10 +60,21 @@ def test_an_archive_becomes_a_sites_folder(server, tmp_path):
     assert stat.S_IMODE(site.path.stat().st_mode) == 0o700
 
 
+def test_the_list_of_apps_may_be_edited(server, tmp_path):
+    site = unpack(server.archive("a"), tmp_path / "a")
+    assert json.loads(site.apps_file.read_text()) == {"apps": [APP]}
+    site.apps_file.write_text(site.apps_file.read_text().replace(f'"{APP}"', f'"{APP}", "{"cd" * 32}"'))
+    assert site.apps() == [APP, "cd" * 32]
+
+
 def test_the_readme_has_three_commands_and_the_fingerprint(server, contents):
     text = contents["README.txt"].decode()
     wheel = f"fedabml-{__version__}-py3-none-any.whl"
-    for words in (f"pip install './{wheel}[flower,tables]'", "join a.tar.gz --data PATH", "federation personalize a"):
+    for words in (
+        f"pip install -c constraints-flower.txt './{wheel}[flower,tables]'",
+        "join a.tar.gz --data PATH",
+        "federation personalize a",
+    ):
         assert words in text
     assert archive.fingerprint(server.ca_certificate.read_bytes()) in text and server.settings.address in text
 

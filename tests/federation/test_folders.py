@@ -102,6 +102,13 @@ def test_wrong_app_hashes_are_refused(tmp_path, data):
         site.apps()
 
 
+def test_a_list_of_apps_that_an_earlier_version_sealed_may_be_edited(tmp_path):
+    site = SiteFolder(tmp_path)
+    write_json(site.apps_file, {"apps": ["a" * 64]})
+    site.apps_file.write_text(site.apps_file.read_text().replace("a" * 64, "b" * 64))
+    assert site.apps() == ["b" * 64]
+
+
 def test_a_sites_folder(tmp_path):
     site = SiteFolder(tmp_path / "a")
     site.make()

@@ -43,6 +43,22 @@ def test_local_sites_are_those_that_are_members(folder):
     assert [site.path.name for site in operate.local_sites(folder)] == ["a", "b"]
 
 
+def test_another_user_than_the_folders_starts_and_ends_nothing(folder, no_extra, monkeypatch, tmp_path):
+    site, ended = make_site(tmp_path / "a"), []
+    monkeypatch.setattr(operate, "down", ended.append)
+    monkeypatch.setattr(operate, "is_running", lambda folder: True)
+    monkeypatch.setattr(os, "geteuid", lambda: site.state.stat().st_uid + 4321)
+    for command in (
+        lambda: operate.up(folder.path),
+        lambda: operate.resume(folder.path),
+        lambda: operate.resume(site.path),
+        lambda: operate.join(tmp_path / "a.tar.gz", tmp_path, site.path),
+    ):
+        with pytest.raises(InputError, match=r"belongs to the user .*systemctl restart"):
+            command()
+    assert not ended
+
+
 def test_a_running_folder_is_not_started_twice(folder, no_extra):
     (folder.run / "pids").mkdir()
     pids.Record("supervisor", "running", "", identity=pids.identity(os.getpid())).save(folder.run / "pids")

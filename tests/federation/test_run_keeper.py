@@ -8,7 +8,8 @@ import pytest
 from fedabml.errors import InputError
 from fedabml.federation.folders import Member
 from fedabml.federation.run_keeper import MOST_FAILURES, REGISTERED_FILE, RunKeeper
-from fedabml.federation.status import run_state
+from fedabml.federation.status import read, run_state
+from fedabml.federation.status_page import facts
 from tests.federation.test_status import folder as folder
 from tests.federation.test_status import key, round_event, write_events
 
@@ -22,6 +23,9 @@ class Link:
     def register_sites(self, folder):
         self._answer()
         self.registered.append([site.name for site in folder.members()])
+
+    def app_hash(self, folder):
+        return "a" * 64
 
     def submit_run(self, folder):
         self._answer()
@@ -58,6 +62,12 @@ def test_sites_are_registered_before_the_run_and_when_their_list_changes(folder,
     folder.save_sites([*folder.sites(), Member("e", 9, key(9))])
     keeper.step()
     assert link.registered[-1] == ["a", "b", "c", "e"] and len(link.states) == 1
+
+
+def test_the_status_shows_the_apps_hash(folder, link, clock):
+    assert "app" not in dict(facts(read(folder)))
+    RunKeeper(folder, link, clock).step()
+    assert dict(facts(read(folder)))["app"] == "a" * 64
 
 
 def test_a_run_that_fails_is_followed_by_another(folder, link, clock):

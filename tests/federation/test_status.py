@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from fedabml.errors import InputError
-from fedabml.federation import pids
+from fedabml.federation import keys, pids
 from fedabml.federation.events import read_events
 from fedabml.federation.folders import Member, ServerFolder, SiteFolder
 from fedabml.federation.logs import clean, last_line, log_of, tail
@@ -20,6 +20,7 @@ from fedabml.federation.status_page import (
     page,
     process_rows,
     rejected_rows,
+    site_facts,
     site_rows,
     size,
     split_rows,
@@ -129,6 +130,34 @@ def test_a_site_beside_its_server_is_shown_with_the_servers_processes(supervised
     alone.make()
     site.settings.save(alone.settings_file)
     assert alone.operator is None and read_site(alone).state == "stopped"
+
+
+def test_a_site_shows_the_digest_of_its_prior(folder):
+    site = SiteFolder(folder.path.parent / "a")
+    site.make()
+    SiteSettings(federation="0" * 32, name="a", server="localhost:8443").save(site.settings_file)
+    assert dict(site_facts(read_site(site)))["prior"] == "none yet"
+    site.prior_file.touch()
+    write_json(site.prior_facts_file, {"round": 7, "digest": "ab12"})
+    assert dict(site_facts(read_site(site)))["prior"] == "of round 7, digest ab12"
+    write_json(site.prior_facts_file, {"round": 7})  # as an earlier version wrote it
+    assert dict(site_facts(read_site(site)))["prior"] == "of round 7"
+
+
+@pytest.mark.flower
+@pytest.mark.parametrize(("days", "warns"), [(59, True), (62, False)])
+def test_the_status_says_in_time_that_the_certificate_expires(folder, monkeypatch, days, warns):
+    pytest.importorskip("cryptography")
+    assert read(folder).certificate == ""
+    monkeypatch.setattr(keys, "SERVER_DAYS", days)
+    made = keys.make_server_certificate(keys.make_authority("x"), "localhost")
+    folder.server_certificate.write_bytes(made.certificate)
+    status = read(folder)
+    shown = dict(facts(status))
+    assert shown["certificate"] == f"valid until {keys.expires(made.certificate, 'it'):%Y-%m-%d}"
+    assert ("renew" in shown.get("problem", "")) == warns and ("renew" in page(status)) == warns
+    write_events(folder, round_event(1), {"event": "gave_up", "reason": "round 2: one reply"})
+    assert read(folder).problem.startswith("round 2: one reply")
 
 
 def test_texts_of_sites_cannot_steer_a_terminal_or_a_page(folder):

@@ -9,11 +9,13 @@ import os
 import sys
 
 from ..folders import ServerFolder, SiteFolder
+from . import app
 from .control import active_runs, register_sites, run_status, stop_run, submit_run
 from .places import FOLDER_VARIABLE, LOOPBACK, SECRET_FILE, node_port, server_secret, site_secret, superlink_address
 
 __all__ = [
     "active_runs",
+    "app_hash",
     "environment",
     "register_sites",
     "run_status",
@@ -27,6 +29,11 @@ __all__ = [
 ]
 
 _ROOM = __name__.rpartition(".")[0]
+
+
+def app_hash(folder: ServerFolder) -> str:
+    """Return the hash of the federation's Flower app, which every site must allow."""
+    return app.app_hash(folder.app)
 
 
 def superlink_command(folder: ServerFolder) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -98,6 +99,30 @@ def test_a_foreign_app_is_refused_and_its_code_never_runs(folder: ServerFolder, 
     assert control.run_status(folder, foreign) == "finished:failed"
     assert coordinators.runs == [own] and control.run_status(folder, own) == "finished:completed"
     assert not trace.exists() and not (folder.run / TASK_FILE).exists()
+
+
+def flwr(folder: ServerFolder, *words: object) -> str:
+    """Run Flower's own command with the environment of a folder; return what it printed."""
+    command = [sys.executable, "-c", "from flwr.cli.app import app; app()", *map(str, words)]
+    env = os.environ | commands.environment(folder)
+    done = subprocess.run(command, cwd=folder.run, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.nightly
+def test_flowers_own_commands_build_and_run_the_app(folder: ServerFolder) -> None:
+    flwr(folder, "build", "--app", folder.app)
+    (built,) = folder.run.glob("*.fab")
+    assert built.read_bytes() == bundle(folder.app)
+    (folder.run / "flwr/config.toml").write_text(
+        f'[superlink.trial]\naddress = "{commands.superlink_address(folder)}"\n'
+        f'root-certificates = "{folder.ca_certificate}"\n'
+    )
+    run = json.loads(flwr(folder, "run", folder.app, "trial", "--format", "json"))["run-id"]
+    coordinators = Coordinators()
+    ServerWorker(folder, coordinators).run()
+    assert coordinators.runs == [int(run)] and control.run_status(folder, int(run)) == "finished:completed"
 
 
 def test_a_worker_without_the_secret_gets_no_task(folder: ServerFolder, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Numbers know the code and the hardware that made them."""
+"""The digest of the code differs for every change of a file."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import shutil
 from pathlib import Path
 
 import fedabml
-from fedabml.runs import provenance
+from fedabml import version
 
 
 def test_the_code_is_known_by_what_its_files_say(tmp_path, monkeypatch):
     package = tmp_path / "fedabml"
     shutil.copytree(Path(fedabml.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(provenance, "__file__", str(package / "runs" / "provenance.py"))
-    digest = provenance.code.__wrapped__
+    monkeypatch.setattr(version, "__file__", str(package / "version.py"))
+    digest = version.code.__wrapped__
     before = digest()
-    assert before == provenance.code() and len(before) == 10
+    assert before == version.code() and len(before) == 10
     (package / "gone.py").symlink_to(package / "nowhere.py")
     (package / "runs/train.py").rename(package / "run2.py")
     moved = digest()
