@@ -81,7 +81,9 @@ def drill(
                 lines += found
                 for each in found:
                     print(json.dumps(each), flush=True)
-        lines += second_flood(lines)
+        for each in second_flood(lines):
+            lines.append(each)
+            print(json.dumps(each), flush=True)
         wait_for_round(folder, rounds_done(folder) + 2)
         states.append(saved_state(folder).state)
         last, records = memory(folder), pids.records(folder.run / PIDS)
@@ -268,7 +270,10 @@ def _missed(lines: list[dict[str, Any]], summary: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the drill or write its page. The exit code is 1 if anything was not refused or θ differs."""
+    """Run the drill or write its page. The exit code is 1 if a promise was broken.
+
+    That is: something was not refused, θ differs, a process was restarted, or one was left behind.
+    """
     parser = argparse.ArgumentParser(prog="python -m drills.strangers", description=__doc__)
     parser.add_argument("what", nargs="?", choices=("run", "page"), default="run")
     parser.add_argument("--requests", type=int, default=10_000)
@@ -285,7 +290,8 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.write_text("".join(json.dumps(each) + "\n" for each in lines), encoding="utf-8")
     print(json.dumps(lines[-1]))
     summary = lines[-1]
-    return 0 if summary["theta_equal"] and summary["refused_all"] and summary["twin_equal"] is not False else 1
+    good = summary["theta_equal"] and summary["refused_all"] and summary["twin_equal"] is not False
+    return 0 if good and not summary["restarts"] and not summary["left_processes"] else 1
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""The verdict on the SuperLink's memory after two equal floods."""
+"""The verdicts of the drill with strangers: the SuperLink's memory after two equal floods, and the exit code."""
 
 import pytest
 
 pytest.importorskip("flwr")
 
+from drills import strangers
 from drills.strangers import FLOODS, SLACK, second_flood
 
 pytestmark = pytest.mark.flower
@@ -35,3 +36,22 @@ def test_a_second_flood_may_add_little(sizes, bounded):
 
 def test_one_flood_gives_no_verdict():
     assert second_flood([{"part": "key", "superlink_mb": [1.0, 2.0]}, *floods(150.0, 290.0)]) == []
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"refused_all": False},
+        {"theta_equal": False},
+        {"twin_equal": False},
+        {"restarts": {"superlink": 1}},
+        {"left_processes": 2},
+    ],
+)
+def test_a_broken_promise_is_the_exit_code(monkeypatch, tmp_path, broken):
+    kept = {"refused_all": True, "theta_equal": True, "twin_equal": True, "restarts": {}, "left_processes": 0}
+    out = ["--out", str(tmp_path / "strangers.jsonl")]
+    monkeypatch.setattr(strangers, "drill", lambda *arguments: [kept])
+    assert strangers.main(out) == 0
+    monkeypatch.setattr(strangers, "drill", lambda *arguments: [kept | broken])
+    assert strangers.main(out) == 1
