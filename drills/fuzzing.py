@@ -4,8 +4,9 @@ Every answer has a name: its status, and what tells an expected answer from a fi
 
 - any status 4xx: the request was refused by nginx or by the SuperLink;
 - 501, 503 and 505 with nginx's own page: a method or version that it does not know, or a limit of requests;
-- "200 to itself": the SuperLink accepted a request of a registered site in that site's own name. It may send what it
-  likes in its own name; what comes of it is judged by θ, the restarts and the memory at the end of the drill;
+- "200 to itself": the SuperLink accepted a request that names the site's own node or key. The message in it may name
+  another sender; Flower does not check that (see `attacks.forged_reply`). What comes of accepted requests is judged by
+  θ, the restarts and the memory at the end of the drill;
 - "closed" or "not sent": random bytes may be no HTTP at all;
 - 500 of the SuperLink to a registered site's changed message, if the SuperLink's log names an error of `REFUSING` for
   it. Flower 1.41.0 refuses impossible values with 400 in most places; where it does not, such an exception ends the
