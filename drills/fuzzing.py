@@ -10,7 +10,7 @@ Every answer has a name: its status, and what tells an expected answer from a fi
 - "closed" or "not sent": random bytes may be no HTTP at all;
 - 500 of the SuperLink to a registered site's changed message, if the SuperLink's log names an error of `REFUSING` for
   it. Flower 1.41.0 refuses impossible values with 400 in most places; where it does not, such an exception ends the
-  request, and nothing is stored. The record counts these errors.
+  request. The record counts these errors.
 
 Everything else is a finding: another 200, any other 5xx of the SuperLink, every other exception in its log, and nginx's
 500, 502 and 504, which mean that the SuperLink did not answer.

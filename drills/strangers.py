@@ -52,7 +52,7 @@ SLACK = 16.0  # MB that a second flood may add to the SuperLink's memory, if a q
 VERDICTS = {  # where "refused" would claim too much
     "a foreign app": "not run; its run waits while ours is under way",
     "a foreign app's hash": "not on the lists, which were read; no order of it was sent",
-    "fuzzed requests: Flower's messages with changed fields": "accepted only with its own node; see `drills/fuzzing.py`",
+    "fuzzed requests: Flower's messages with changed fields": "accepted only with its own node (`drills/fuzzing.py`)",
     "storing without end": "bounded per round",
     "memory after a second flood": "bounded",
 }
