@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from fedabml.federation import keys, macs, messages, proxy
 from fedabml.federation.folders import ServerFolder, SiteFolder
 from fedabml.federation.meter import budget
 
+from . import fuzzing
 from .deployment import free_ports, listed, rounds_done, until
 from .intruder import SERVER, Intruder, message, nodes, orders, runs, stored_bytes, stranger
 
 Line = dict[str, Any]
-REFUSALS = (400, 403, 405, 411, 413, 414, 431, 495, 501, 505)
+FAR = 9999  # the round of forged orders
 
 
 def line(attack: str, by: str, seen: str, refused: bool, **more: Any) -> Line:
@@ -38,14 +40,14 @@ def line(attack: str, by: str, seen: str, refused: bool, **more: Any) -> Line:
 # -- strangers --------------------------------------------------------------------------------------------------------
 def unregistered_key(folder: ServerFolder, place: Path) -> list[Line]:
     """Try every call with a key that nobody registered, and start a real SuperNode with it."""
-    someone = stranger(folder)
+    someone, private = stranger(folder), place / "stranger.key"
     statuses = Counter(someone.send(f"/v1/fleet/{call}")[0] for call in (*proxy.CALLS, "register-node"))
     lines = [line("unregistered key, every call", "a stranger", _counts(statuses), set(statuses) == {403})]
-    (place / "stranger.key").write_bytes(keys.make_site_keys().private)
-    return [*lines, _real_supernode(folder, place, "unregistered key", folder.ca_certificate)]
+    private.write_bytes(keys.make_site_keys().private)
+    return [*lines, real_supernode(folder, place, "unregistered key", folder.ca_certificate, private)]
 
 
-def wrong_authority(folder: ServerFolder, place: Path) -> list[Line]:
+def wrong_authority(folder: ServerFolder, place: Path, key: Path) -> list[Line]:
     """Connect with another authority's certificate, by hand and with a real SuperNode that has a registered key."""
     other = place / "other.crt"
     other.write_bytes(keys.make_authority("other").certificate)
@@ -54,32 +56,59 @@ def wrong_authority(folder: ServerFolder, place: Path) -> list[Line]:
         result = line("wrong authority", "a client", f"status {status}", False)
     except ssl.SSLCertVerificationError as error:
         result = line("wrong authority", "a client", f"TLS: {error.verify_message}", True)
-    return [result, _real_supernode(folder, place, "wrong authority", other)]
+    return [result, real_supernode(folder, place, "wrong authority, registered key", other, key)]
 
 
-def _real_supernode(folder: ServerFolder, place: Path, what: str, authority: Path) -> Line:
-    """Start flower-supernode and report how it ends."""
+def real_supernode(
+    folder: ServerFolder, place: Path, what: str, authority: Path, key: Path, seconds: float = 120.0
+) -> Line:
+    """Start flower-supernode with a key and report how it was answered.
+
+    It counts as refused if it reports the refusal itself, and the SuperLink has not activated a node with its key.
+    """
     program = (
         "import sys; from flwr.supernode.cli.flower_supernode import flower_supernode; sys.exit(flower_supernode())"
     )
     command = [sys.executable, "-c", program, "--superlink", folder.settings.address, "--root-certificates"]
-    command += [str(authority), "--auth-supernode-private-key", str(place / "stranger.key"), "--isolation", "process"]
+    command += [str(authority), "--auth-supernode-private-key", str(key), "--isolation", "process"]
     env = os.environ | {"FLWR_HOME": str(place / "flwr"), "FLWR_TELEMETRY_ENABLED": "0"}
-    env |= {"FLWR_DISABLE_UPDATE_CHECK": "1"}
-    process = subprocess.Popen(
-        [*command, "--port", str(free_ports(1)[0])], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env
-    )
+    env |= {"FLWR_DISABLE_UPDATE_CHECK": "1", "PYTHONUNBUFFERED": "1"}
+    public, log = Intruder(folder, key.read_bytes()).public_key, place / "supernode.log"
+    before = activations(folder).get(public)
+
+    def answered() -> str:
+        words = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", log.read_text(errors="replace")).split())
+        found = re.search(r"403 Forbidden|CERTIFICATE_VERIFY_FAILED|SSL/TLS handshake error", words)
+        return found[0] if found else ""
+
+    def ended() -> bool:
+        return process.poll() is not None or activations(folder).get(public) != before or bool(answered())
+
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, "--port", str(free_ports(1)[0])], stdout=output, stderr=subprocess.STDOUT, env=env
+        )
     try:
-        output = process.communicate(timeout=60)[0].decode(errors="replace")
-        words = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", output).split())
-        found = re.search(r"(403 Forbidden|CERTIFICATE_VERIFY_FAILED|SSL/TLS handshake error)", words)
-        seen = f"exit code {process.returncode}, {found[1] if found else words[-200:]}"
-        return line(what, "a real SuperNode", seen, process.returncode != 0 and found is not None)
-    except subprocess.TimeoutExpired:
-        return line(what, "a real SuperNode", "still trying after 60 s, never connected", True)
+        _waited(ended, seconds, pause=2.0)
+        after, code = activations(folder).get(public), process.poll()
     finally:
         process.kill()
         process.wait()
+    seen = answered() or f"no refusal in its log: {log.read_text(errors='replace')[-200:]!r}"
+    seen += f", {'still trying' if code is None else f'exit code {code}'}; the SuperLink's list of nodes: "
+    seen += "not on it" if after is None else "activated" if after != before else "not activated"
+    return line(what, "a real SuperNode", seen, after == before and bool(answered()))
+
+
+def activations(folder: ServerFolder) -> dict[bytes, str]:
+    """Return when each node on the SuperLink's list was last activated, by its public key; empty: never."""
+    from flwr.proto.control_pb2 import ListNodesRequest
+
+    from fedabml.federation.flower import control
+
+    with control._control(folder) as client:
+        listed_nodes = client.ListNodes(ListNodesRequest()).nodes_info
+    return {bytes(node.public_key): node.last_activated_at for node in listed_nodes}
 
 
 def no_tls(folder: ServerFolder) -> list[Line]:
@@ -116,7 +145,10 @@ def other_interfaces(folder: ServerFolder, insider: Intruder) -> list[Line]:
 
 
 def foreign_app(folder: ServerFolder, sites: list[SiteFolder], place: Path) -> list[Line]:
-    """Submit a run of another app directly to the SuperLink, as a program on the server's machine could."""
+    """Submit a run of another app directly to the SuperLink, as a program on the server's machine could.
+
+    Its run waits while ours is under way. So the drill then takes its task in our executor's place.
+    """
     import hashlib
 
     from flwr.common.serde import fab_to_proto
@@ -136,24 +168,58 @@ def foreign_app(folder: ServerFolder, sites: list[SiteFolder], place: Path) -> l
         run = client.StartRun(StartRunRequest(fab=fab_to_proto(Fab(digest, content, {})))).run_id
     _waited(lambda: rounds_done(folder) >= before + 3, 300)
     state = control.run_status(folder, run)
-    lines = [
-        line(
-            "a foreign app",
-            "the server's machine",
-            f"run {state}, none of its code ran" if not mark.exists() else "its code ran",
-            not mark.exists(),
-        )
-    ]
-    # Would sites accept the hash of that app, if the server passed its orders on?
-    refused = [digest not in site.apps() for site in sites]
-    lines.append(
-        line(
-            "a foreign app's hash", "the list of each site", f"refused by {sum(refused)} of {len(sites)}", all(refused)
-        )
-    )
-    if not state.startswith("finished"):
-        control.stop_run(folder, run)
-    return lines
+    seen = f"run {state}, none of its code ran" if not mark.exists() else "its code ran"
+    lines = [line("a foreign app", "the server's machine", seen, not mark.exists())]
+    return [*lines, foreign_order(folder, sites[0], run, digest, mark)]
+
+
+def foreign_order(folder: ServerFolder, site: SiteFolder, run: int, digest: str, mark: Path) -> Line:
+    """Take a foreign run's task with the SuperLink's own secret, and send a site an order of that app.
+
+    The order is authenticated with the site's true secret, so only the hash of the app distinguishes it from ours.
+    """
+    from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+    from flwr.common.serde import message_from_proto
+    from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+    from flwr.supercore.constant import TaskType
+
+    from fedabml.federation.flower import places, tasks, uploads
+    from fedabml.federation.flower.runtime import Heartbeat, Link
+
+    name, certificate = site.settings.name, folder.ca_certificate.read_bytes()
+    member = next(each for each in folder.members() if each.name == name)
+
+    def connect(token: str = "") -> Link:
+        secret = None if token else places.server_secret(folder)
+        return Link.open(places.superlink_address(folder), certificate, token=token, secret=secret, patience=60.0)
+
+    def reply() -> Any:
+        found = task.link.call("PullMessages", PullAppMessagesRequest(message_ids=sent)).messages_list
+        return message_from_proto(found[0]) if found else None
+
+    with closing(connect()) as link:
+        task = until(lambda: tasks.acquire(link, TaskType.SERVER_APP, connect), 60, "the foreign run's task")
+    try:
+        task.pull_input({digest})
+        fields = {"kind": "prior", "number": member.number, "round": FAR, "attempt": 1, "counted": FAR, "clients": 3}
+        content = forged_content(folder, macs.read_secret(folder.site_secret(name)), name, **fields)
+        with Heartbeat(task.link):
+            order = message(content, run, SUPERLINK_NODE_ID, nodes(folder)[name])
+            sent = uploads.Upload.of([order]).send(task.link, run, SUPERLINK_NODE_ID)
+            answer = until(reply, 120, "the site's answer to the foreign app's order")
+        task.finish("The drill has ended this run.")
+    finally:
+        task.link.close()
+    error = answer.error if answer.has_error() else None
+    refused = error is not None and error.code == ErrorCode.INVALID_FAB and "not on the list" in error.reason
+    seen = f"reply to run {run}: {f'error {error.code}, {error.reason}' if error else 'an answer without an error'}"
+    harmed = mark.exists() or keeps_far(site)
+    return line("a foreign app's order", "the server's machine", seen, refused and not harmed)
+
+
+def keeps_far(site: SiteFolder) -> bool:
+    """Return whether a site has kept what a forged order brought."""
+    return site.prior_file.exists() or str(FAR) in " ".join(path.name for path in site.state.iterdir())
 
 
 # -- insiders ---------------------------------------------------------------------------------------------------------
@@ -196,7 +262,7 @@ def forged_order(folder: ServerFolder, insider: Intruder, secret: bytes, site: S
     known, run = nodes(folder), runs(folder)[0]
     own, member = known["d"], next(m for m in folder.members() if m.name == "a")
     kept = sorted(path.name for path in site.state.iterdir())
-    common = {"kind": "prior", "number": member.number, "round": 9999, "attempt": 1, "counted": 9999, "clients": 3}
+    common = {"kind": "prior", "number": member.number, "round": FAR, "attempt": 1, "counted": FAR, "clients": 3}
     content = forged_content(folder, secret, "a", **common)
     pushed = insider.push(message(content, run, SERVER, known["a"]), own)
 
@@ -204,9 +270,10 @@ def forged_order(folder: ServerFolder, insider: Intruder, secret: bytes, site: S
         return "not written by the server" in (site.run / "worker.log").read_text(errors="replace")
 
     took = _waited(reported, 300)
-    harmed = site.prior_file.exists() or "9999" in " ".join(path.name for path in site.state.iterdir())
     seen = f"{_pushed(pushed)}; the site {'refused it: its code is wrong' if took else 'did not report it'}"
-    return [line("an order in the server's name", "a registered site", seen, took and not harmed, kept=len(kept))]
+    return [
+        line("an order in the server's name", "a registered site", seen, took and not keeps_far(site), kept=len(kept))
+    ]
 
 
 def flood(folder: ServerFolder, key: bytes, threads: int = 3, seconds: float = 60.0) -> list[Line]:
@@ -240,67 +307,21 @@ def flood(folder: ServerFolder, key: bytes, threads: int = 3, seconds: float = 6
 
 
 # -- fuzzing ----------------------------------------------------------------------------------------------------------
-def fuzz(folder: ServerFolder, insider_key: bytes, count: int, threads: int = 4) -> list[Line]:
-    """Send random requests, half of them with the key and a good signature of a registered site."""
-    results: list[Counter[str]] = [Counter() for _ in range(threads)]
-
-    def work(number: int) -> None:
-        generator = random.Random(number)
-        someone = Intruder(folder, insider_key if number % 2 else None)
-        for _ in range(count // threads):
-            results[number][str(_fuzzed(someone, generator))] += 1
-        someone.close()
-
-    workers = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
-    before, start = rounds_done(folder), time.monotonic()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    seconds = time.monotonic() - start
+def fuzz(folder: ServerFolder, insider_key: bytes, count: int, messages: bool) -> list[Line]:
+    """Send random requests (see `drills.fuzzing`), half of them with the key and a good signature of a site."""
+    log = folder.run / "superlink.log"
+    before, start, size = rounds_done(folder), time.monotonic(), log.stat().st_size
+    answers = fuzzing.fuzz(folder, insider_key, count, messages)
+    errors = fuzzing.logged_errors(log.read_bytes()[size:].decode(errors="replace"))
+    common = {"seconds": round(time.monotonic() - start, 1), "rounds": rounds_done(folder) - before}
+    what = "fuzzed requests: Flower's messages with changed fields" if messages else "fuzzed requests: random bytes"
     lines = []
-    for name, chosen in (("a stranger", results[::2]), ("a registered site", results[1::2])):
-        statuses = sum(chosen, Counter())
-        passed = statuses["200"] if name == "a stranger" else 0
-        more = {"requests": sum(statuses.values()), "seconds": round(seconds, 1)}
-        more |= {"rounds": rounds_done(folder) - before}
-        lines.append(line("fuzzed requests", name, _counts(statuses), passed == 0, **more))
+    for name, seen in answers.items():
+        reaching = messages and name == "a registered site"
+        found = fuzzing.findings(seen, errors if reaching else None)
+        text = _counts(seen) + (f"; errors in the SuperLink: {_counts(errors) or 'none'}" if reaching else "")
+        lines.append(line(what, name, text, not found, findings=found, requests=seen.total(), **common))
     return lines
-
-
-def _fuzzed(someone: Intruder, generator: random.Random) -> int:
-    """Send one random request; return its status."""
-    calls = [f"/v1/fleet/{call}" for call in proxy.CALLS]
-    paths = [
-        *calls,
-        *calls,
-        "/v1/control/start-run",
-        "/v1/runtime/acquire-task",
-        "/",
-        "/v1/fleet/",
-        "/%00",
-        "/a" * 3000,
-    ]
-    path = generator.choice(paths)
-    if generator.random() < 0.1:
-        place = generator.randrange(1, len(path) + 1)
-        path = path[:place] + generator.choice(["%2e%2e/", "//", "?", "\u00e9", ";", "..", "%ff", "~"]) + path[place:]
-        path = "".join(mark if mark.isascii() else "%C3%A9" for mark in path)
-    method = generator.choice(["POST"] * 8 + ["GET", "PUT", "DELETE", "OPTIONS", "HEAD", "TRACE", "PATCH", "XYZZY"])
-    size = generator.choice([0, 1, 2, 10, 100, 1000, 10_000, 20_000])
-    headers = {}
-    if generator.random() < 0.2:
-        headers[
-            generator.choice(["flwr-public-key", "flwr-signature", "flwr-timestamp", "content-type", "x" * 100])
-        ] = generator.choice(["", "x", "A" * 5000, "0", "\u00ff", "2026-01-01T00:00:00+00:00"])
-    if generator.random() < 0.02:
-        raw = generator.randbytes(generator.randrange(1, 2000))
-        found = re.match(rb"HTTP/1\.[01] ([0-9]{3})", someone.send_bytes(raw))
-        return int(found[1]) if found else 0
-    try:
-        return someone.send(path, generator.randbytes(size), method, headers)[0]
-    except (ValueError, UnicodeEncodeError):
-        return 0
 
 
 # -- small parts ------------------------------------------------------------------------------------------------------

@@ -44,6 +44,11 @@ class Intruder:
         self._connection: http.client.HTTPSConnection | None = None
 
     @property
+    def registered(self) -> bool:
+        """Whether there is a key, with which every request is signed."""
+        return self._key is not None
+
+    @property
     def public_key(self) -> bytes:
         """The public key as Flower writes it."""
         return public_key_to_bytes(self._key.public_key())

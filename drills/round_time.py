@@ -1,14 +1,15 @@
 """Measure the seconds per round of a local federation, and of Flower's own FedAvg with the same model and data.
 
-    python -m drills.round_time run --turns 4 --rounds 6
+    python -m drills.round_time run --turns 5 --rounds 6
     python -m drills.round_time page                       # results/reliability/round_time.md
 
-Four arms take turns, each with its own SuperLink (TLS, node authentication, database) and three sites:
-`flower` is Flower's FedAvg strategy and a plain torch client with Flower's defaults, which start a process per message;
-`cold` is fedabml's app started in the same way (flower-superexec and `clientapp`); `warm` is a federation as `fedabml
-federation up` runs it: resident workers, and nginx before the SuperLink; `torch` is `warm`, but its workers train with
-the torch loop of `flower` (`drills.torch_client`) in place of fedabml's engine. The arms of every turn begin with
-another one. The first round of a turn is left out. Every round is one line of results/reliability/round_time.jsonl.
+Five arms take turns, each with its own SuperLink (TLS, node authentication, database) and three sites: `flower` is
+Flower's FedAvg strategy and a plain torch client with Flower's defaults, which start a process per message; `cold` is
+fedabml's app started in the same way (flower-superexec and `clientapp`); `warm` is a federation as `fedabml federation
+up` runs it: resident workers, and nginx before the SuperLink; `cold-torch` and `torch` are `cold` and `warm`, but their
+sites train with the torch loop of `flower` (`drills.torch_client`) in place of fedabml's engine. The arms of every turn
+begin with another one. The first round of a turn is left out. Every round is one line of
+results/reliability/round_time.jsonl.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from .pages import wrapped
 from .torch_client import BATCH, CLASSES, EPOCHS, FEATURES, HIDDEN, RATE
 
 LINES = Path(__file__).resolve().parents[1] / "results/reliability/round_time.jsonl"
-ARMS = ("flower", "cold", "warm", "torch")
+ARMS = ("flower", "cold", "cold-torch", "warm", "torch")
 SITES = ("a", "b", "c")
 SAMPLES = 1000  # of a site
 MOST = 1800.0  # seconds to wait for anything
@@ -68,6 +69,15 @@ def train(message, context):
     train_model(model, x, y)
     metrics = MetricRecord({"num-examples": len(x)})
     return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+'''
+_COLD_TORCH = '''"""fedabml's ClientApp, with sites that train with the torch loop of Flower's arm."""
+
+from drills.torch_site import TorchSite
+from fedabml.federation import site
+from fedabml.federation.flower import clientapp
+
+site.Site = TorchSite  # clientapp loads it with the first message
+app = clientapp.app
 '''
 _SERVER = f'''"""Flower's FedAvg."""
 
@@ -101,7 +111,7 @@ def main() -> None:
     """Run turns, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("run", "page"))
-    parser.add_argument("--turns", type=int, default=4, help="a multiple of the number of arms")
+    parser.add_argument("--turns", type=int, default=5, help="a multiple of the number of arms")
     parser.add_argument("--rounds", type=int, default=6, help="of a turn; the first is left out")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--out", type=Path, default=LINES, help="the file of lines; the page lies beside it")
@@ -160,8 +170,10 @@ def run_turn(arm: str, place: Path, rounds: int) -> list[float]:
         times = place / "times"
         if arm == "flower":
             _write_flower_app(folder.app, rounds)
+        if arm == "cold-torch":
+            (folder.app / "fedabml_app" / "client_app.py").write_text(_COLD_TORCH, encoding="utf-8")
         _start_stock(stack, arm, folder, data, times)
-        if arm == "cold":
+        if arm in ("cold", "cold-torch"):
             return _our_seconds(folder, rounds)
         _wait(lambda: len(_noted(times)) > rounds, f"Flower's round {rounds}")
         return [b - a for a, b in pairwise(_noted(times)[1:])]
@@ -202,7 +214,7 @@ def _start_stock(stack: ExitStack, arm: str, folder: ServerFolder, data: dict[st
     from fedabml.federation.flower import commands
 
     address, port = commands.superlink_address(folder), folder.settings.superlink_port
-    environment = commands.environment(folder) | {TIMES: str(times)}
+    environment = commands.environment(folder) | {TIMES: str(times)} | _path_of_drills()
     if arm == "flower":
         del environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"]
     link = _without(commands.superlink_command(folder), "--isolation", "--superexec-auth-secret-file")
@@ -222,11 +234,15 @@ def _start_torch_sites(stack: ExitStack, folder: ServerFolder, data: dict[str, P
     for site in sites:
         site.make()
     words = ["supervise", str(place / "run"), *(str(site.path) for site in sites)]
-    root = str(Path(__file__).resolve().parents[1])
-    variables = {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))}
     (place / "run").mkdir()
     command = [sys.executable, "-m", "drills.torch_worker", *words]
-    stack.enter_context(_process(command, variables, place / "supervisor.log"))
+    stack.enter_context(_process(command, _path_of_drills(), place / "supervisor.log"))
+
+
+def _path_of_drills() -> dict[str, str]:
+    """Return the PYTHONPATH with which other processes find this package."""
+    root = str(Path(__file__).resolve().parents[1])
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))}
 
 
 def _node(arm: str, site: SiteFolder, address: str, data: Path) -> list[str]:
@@ -306,6 +322,7 @@ def page(record: Path) -> str:
 _NAMES = {
     "flower": "Flower's FedAvg, plain torch loop",
     "cold": "fedabml, a process per message",
+    "cold-torch": "fedabml, a process per message, the torch loop of Flower's arm",
     "warm": "fedabml, resident workers",
     "torch": "fedabml, resident workers, the torch loop of Flower's arm",
 }

@@ -1,6 +1,7 @@
 """The pages of drills are those of their records, and their paragraphs have lines of bounded length."""
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,22 @@ def test_kills_are_listed_by_algorithm_with_the_code_that_was_killed(tmp_path):
 
 
 def test_every_arm_is_in_every_place_equally_often():
-    turns = [round_time.rotated(round_time.ARMS, turn) for turn in range(8)]
-    assert all(sorted(order) == sorted(round_time.ARMS) for order in turns)
-    assert [sorted(places) for places in zip(*turns, strict=True)] == [sorted([*round_time.ARMS] * 2)] * 4
+    arms = round_time.ARMS
+    turns = [round_time.rotated(arms, turn) for turn in range(2 * len(arms))]
+    assert all(sorted(order) == sorted(arms) for order in turns)
+    assert [sorted(places) for places in zip(*turns, strict=True)] == [sorted([*arms] * 2)] * len(arms)
+
+
+def test_the_torch_loop_takes_the_place_of_the_engine_in_a_process_per_message(tmp_path, monkeypatch):
+    pytest.importorskip("flwr")
+    from drills.torch_site import TorchSite
+    from fedabml.federation import site
+    from fedabml.federation.flower import clientapp
+
+    monkeypatch.setattr(site, "Site", site.Site)  # restored afterwards
+    (tmp_path / "client_app.py").write_text(round_time._COLD_TORCH, encoding="utf-8")
+    module = runpy.run_path(str(tmp_path / "client_app.py"))
+    assert module["app"] is clientapp.app and site.Site is TorchSite
 
 
 def test_the_outcomes_of_tests_without_a_network_make_a_page(tmp_path):

@@ -12,8 +12,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from drills import strangers
-from fedabml.federation import init, operate, proxy
+from drills import attacks, strangers
+from fedabml.federation import init, keys, operate, proxy
 from fedabml.federation.archive import unpack
 from fedabml.federation.flower import commands, control
 from tests.federation.deployed import WAIT, free_ports, until
@@ -95,6 +95,25 @@ def test_a_real_supernode_connects_through_the_proxy(server):
     with process(commands.supernode_command(sites["a"]), sites["a"], log) as node:
         until(lambda: online() == ["a"] or node.poll() is not None, 5 * WAIT)
         assert node.poll() is None and online() == ["a"]
+
+
+def test_the_drill_sees_whether_a_real_supernode_was_refused(server, tmp_path):
+    """The verdict comes from the SuperLink's list of nodes: it is "not refused" for a site that may connect."""
+    folder, sites = server
+    other, key = tmp_path / "other.crt", sites["a"].key
+    other.write_bytes(keys.make_authority("other").certificate)
+    connected = attacks.real_supernode(folder, tmp_path, "none", folder.ca_certificate, key, 5 * WAIT)
+    assert not connected["refused"] and connected["seen"].endswith("nodes: activated")
+    refused = attacks.real_supernode(folder, tmp_path, "wrong authority", other, key, 5 * WAIT)
+    assert refused["refused"] and refused["seen"].endswith("nodes: not activated")
+    unknown = attacks.real_supernode(folder, tmp_path, "unregistered", folder.ca_certificate, sites["b"].key, 5 * WAIT)
+    assert unknown["refused"] and unknown["seen"].startswith("403 Forbidden")
+
+
+def test_a_supernode_that_has_said_nothing_is_not_refused(server, tmp_path):
+    folder, sites = server
+    silent = attacks.real_supernode(folder, tmp_path, "none", folder.ca_certificate, sites["b"].key, 0.0)
+    assert not silent["refused"] and silent["seen"].startswith("no refusal in its log")
 
 
 def test_the_superlink_listens_on_the_loopback_interface_alone(server):
