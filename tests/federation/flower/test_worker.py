@@ -25,7 +25,7 @@ from fedabml.federation.flower import codec
 from fedabml.federation.flower.app import app_hash, bundle, write_app
 from fedabml.federation.flower.places import site_secret
 from fedabml.federation.flower.runtime import Away, Link, RunEnded
-from fedabml.federation.flower.tasks import Task, acquire
+from fedabml.federation.flower.tasks import Incomplete, Task, acquire
 from fedabml.federation.flower.worker import MARGIN, REPLY_FILE, TASK_FILE, Worker
 from fedabml.federation.folders import SiteFolder, write_secret
 from fedabml.federation.messages import Order, Reply
@@ -245,6 +245,22 @@ def test_a_worker_that_hangs_ends_itself_and_its_successor_answers(folder: SiteF
     finally:
         supervisor.stop()
         thread.join(120)
+
+
+def test_the_parts_of_an_order_are_awaited_while_it_lives(
+    folder: SiteFolder, node: SuperNodeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a forged order without parts would end the worker a minute after it has expired."""
+
+    def incomplete(task: Task, limit: int) -> Any:
+        raise Incomplete
+
+    monkeypatch.setattr(Task, "pull_content", incomplete)
+    worker = Worker(folder, echo)
+    put(node, folder, ttl=1.0)
+    worker.work(next_task(worker))
+    (refused,) = node.replies()
+    assert refused.has_error() and "Incomplete" in str(refused.error.reason)
 
 
 def test_a_forgotten_task_is_dropped(folder: SiteFolder, node: SuperNodeApi) -> None:
