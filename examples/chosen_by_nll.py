@@ -2,19 +2,22 @@
 
     python examples/chosen_by_nll.py --out results/calibration
 
-Every search recorded its trials with accuracy, NLL and ECE on validation rows (results/table1/COLUMN/search.jsonl), so
-nothing is trained. For each column and system the trial and the personal option of the highest accuracy stand beside
-those of the lowest NLL. The settings chosen by NLL are written to COLUMN.toml, and those of systems with a point in
-place of the Gaussian, or with the label level of FedABML, to COLUMN-VARIANT.toml. They are for test runs:
+Every search recorded its trials with accuracy, NLL and ECE on validation rows (results/table1/COLUMN/search.jsonl, and
+results/fair/search.jsonl for the rivals with the label level), so nothing is trained. For each column and system the
+trial and the personal option of the highest accuracy stand beside those of the lowest NLL, in OUT/README.md. The
+settings chosen by NLL are written to OUT/settings/COLUMN.toml, and those of systems with a point in place of the
+Gaussian, or of rivals with the label level, to COLUMN-point.toml and COLUMN-labels.toml. They are for test runs:
 
-    fedabml compare --algorithms fedabml,fedavg-ft --config results/calibration/COLUMN.toml --seeds 10,11,12,13,14
+    fedabml compare --algorithms fedabml --config results/calibration/settings/COLUMN.toml --seeds 10,11,12,13,14
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +26,22 @@ from typing import Any
 from fedabml.algorithms import REGISTRY, make
 from fedabml.experiments.cell import Result, Score
 from fedabml.experiments.ledger import Ledger
+from fedabml.experiments.paper import numbers
 from fedabml.files.paths import write
 from fedabml.runs.config import read_toml, to_toml
 
-TABLE1 = Path(__file__).resolve().parents[1] / "results/table1"
-PAGE = "choices.md"
-WORDS = {"": "", "point": "point posterior", "labels": "label level", "point+labels": "point posterior, label level"}
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+TABLE1, FAIR = RESULTS / "table1", RESULTS / "fair/search.jsonl"
+TITLES = {
+    "cifar10-2": "CIFAR-10 (100,2)",
+    "cifar10-5": "CIFAR-10 (100,5)",
+    "emnist": "EMNIST (150,3)",
+    "fashionmnist": "FashionMNIST (200,2)",
+    "cifar100-5-augmented": "CIFAR-100 (100,5), augmented",
+    "cifar100-20-augmented": "CIFAR-100 (100,20), augmented",
+    "cifar100-5": "CIFAR-100 (100,5)",
+    "cifar100-20": "CIFAR-100 (100,20)",
+}
 FORMER = {"newcomer": "initial"}  # of trials recorded before the option existed
 
 
@@ -48,6 +61,20 @@ class Option:
         """The hyperparameters of the training."""
         hyper: dict[str, Any] = json.loads(self.result.identity)[0][self.algorithm]
         return hyper
+
+    @property
+    def setting(self) -> str:
+        """The data, network, rounds, seed and scored rows: all but the algorithm and its personal options."""
+        config, _, *study = json.loads(self.result.identity)
+        setting = {k: v for k, v in config.items() if k not in ("algorithm", "lr", self.algorithm)}
+        return json.dumps([setting, study])
+
+    @property
+    def system(self) -> str:
+        """The name that the pages have for the system."""
+        if self.trained.get("posterior") == "point":
+            return "FedCM+FT" + " + label level" * (self.algorithm == "fedabml")
+        return numbers.name(self.algorithm + numbers.LABELS * (self.variant == "labels"), "tuned")
 
     @property
     def variant(self) -> str:
@@ -79,51 +106,81 @@ def best(options: list[Option], by: Callable[[Option], float]) -> Option:
     return max(options, key=by)
 
 
-def read(path: Path) -> dict[tuple[str, str], list[Option]]:
-    """Return the options of a search by algorithm and variant; those of diverged models are left out."""
+@functools.cache
+def read(path: Path) -> list[Option]:
+    """Return the options of a ledger that were scored on validation rows; those of diverged models are left out."""
+    results = [result for result in Ledger(path).results.values() if result.facts["split"] == "val"]
+    return [Option(result, score) for result in results for score in result.scores if score.error is None]
+
+
+def searched(name: str) -> dict[tuple[str, str], list[Option]]:
+    """Return the options of a column's searches by algorithm and variant.
+
+    Trials that confirmed a choice, on another seed or on all rows, are of another setting and are left out. So are
+    FedABMLs with parts left out, which are no rivals.
+    """
+    options = read(TABLE1 / name / "search.jsonl")
+    setting = Counter(option.setting for option in options).most_common(1)[0][0]
     systems: dict[tuple[str, str], list[Option]] = {}
-    for result in Ledger(path).results.values():
-        for option in (Option(result, score) for score in result.scores if score.error is None):
-            if result.facts["split"] == "val":
-                systems.setdefault((option.algorithm, option.variant), []).append(option)
+    for option in [*options, *(rival for rival in read(FAIR) if rival.variant)]:
+        if option.setting == setting:
+            systems.setdefault((option.algorithm, option.variant), []).append(option)
     return systems
 
 
-def column(name: str, out: Path) -> list[str]:
-    """Write a column's settings, and return the part of the page that compares the choices."""
-    systems = read(TABLE1 / name / "search.jsonl")
+def column(name: str, out: Path) -> tuple[str, list[str]]:
+    """Write a column's settings; return its row of the first table, and its own part of the page."""
+    title = TITLES[name]
     lines = [
-        f"## {name}",
+        f"## {title}",
         "",
         "| system | options | by accuracy: accuracy % | NLL | ECE | by NLL: accuracy % | NLL | ECE |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    rows = []
+    choices = []
     chosen: dict[str, dict[str, Any]] = {}  # by variant
-    for (algorithm, variant), options in systems.items():
+    for (algorithm, variant), options in searched(name).items():
         right = best(options, lambda option: option.score.summary["accuracy"])
         likely = best(options, lambda option: -option.score.summary["nll"])
-        same = " (the same)" * (right == likely)
-        system = " + ".join(filter(None, [algorithm, WORDS[variant]]))
-        cells = [system, str(len(options)), *right.cells(), *likely.cells()]
-        rows.append((likely.score.summary["nll"], f"| {' | '.join(cells)}{same} |"))
+        choices.append((likely.score.summary["nll"], right, likely, len(options)))
         chosen.setdefault(variant, {})[algorithm] = likely.settings()
+    choices.sort(key=lambda choice: choice[0])
+    for _, right, likely, count in choices:
+        cells = right.cells() + (["the same", "", ""] if right == likely else likely.cells())
+        lines.append(f"| {' | '.join([likely.system, str(count), *cells])} |")
     setting = {k: v for k, v in read_toml(TABLE1 / name / "settings.toml").items() if not isinstance(v, dict)}
     for variant, tables in chosen.items():
-        text = f"# Chosen by validation NLL: see {PAGE} beside this file.\n{to_toml(setting | tables)}"
-        write(out / f"{'-'.join(filter(None, [name, variant]))}.toml", text)
-    return [*lines, *(row for _, row in sorted(rows)), ""]
+        text = f"# Chosen by validation NLL: see ../README.md.\n{to_toml(setting | tables)}"
+        write(out / "settings" / f"{'-'.join(filter(None, [name, variant]))}.toml", text)
+    own = next(c for c in choices if c[2].system.startswith("FedABML"))
+    rival = next(c for c in choices if not c[2].system.startswith("FedABML"))
+    words = [f"{likely.system} | {likely.score.summary['nll']:.3f}" for _, _, likely, _ in (own, rival)]
+    return f"| {title} | {' | '.join(words)} |", [*lines, ""]
 
 
 HEAD = """# Chosen by validation NLL
 
+```
+python examples/chosen_by_nll.py --out results/calibration
+```
+
 Table 1 chose each system's configuration by validation accuracy. A system with overconfident probabilities may do
-better with another configuration. Every search recorded its trials with accuracy, NLL and ECE on validation rows (one
-seed, held out from the training rows), so this page needs no further training. For every system it has the trial and
-the personal option of the highest accuracy, and those of the lowest NLL. All systems had about the same number of
-trials; *options* counts the trials times the personal options scored on each. The best of many options looks better
-than it is, for every system alike. Rows are sorted by the lowest NLL. `fedabml-plain` is FedABML without the label
-level; with a point posterior and a corrected drift it is FedCM + FT.
+better by NLL with another configuration. Every search recorded its trials with accuracy, NLL and ECE, so nothing was
+trained for this page. **All scores are of validation rows** of one seed, held out from training; no test row was
+read. A test run of the [settings](settings) is not made yet.
+
+For every system there are the trial and the personal option of the highest accuracy, and those of the lowest NLL.
+*Options* are the trials times the personal options that were scored on each; diverged ones are left out. The best of
+many options looks better than it is, for every system alike. Rows are sorted by the lowest NLL. Systems with "+ label
+level", other than FedABML, are rivals with FedABML's label level; those of SCAFFOLD and FedCM are of
+[fair](../fair/README.md), which has them for four columns. ResNet-18 is left out: its search had 12 rounds.
+
+## The lowest NLL of each column
+
+The lowest of FedABML's rows beside the lowest of all others.
+
+| column | FedABML | NLL | best rival | NLL |
+| --- | --- | ---: | --- | ---: |
 """
 
 
@@ -132,10 +189,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="a folder for the settings and the page")
     out = parser.parse_args().out
-    names = sorted(path.parent.name for path in TABLE1.glob("*/search.jsonl"))
-    out.mkdir(parents=True, exist_ok=True)
-    parts = [line for name in names for line in column(name, out)]
-    write(out / PAGE, "\n".join([HEAD, *parts]))
+    (out / "settings").mkdir(parents=True, exist_ok=True)
+    rows, parts = zip(*(column(name, out) for name in TITLES), strict=True)
+    body = "\n".join(line for part in parts for line in part)
+    write(out / "README.md", HEAD + "\n".join(rows) + "\n\n" + body.rstrip() + "\n")
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ class StepCategorical:
 
 
 # How far the log of an input's deviation may be from that of all inputs. With 3, large steps diverge where the noise of
-# rows differs much; scores at the default step are the same (benchmarks.regression).
+# rows differs much; scores at the default step are the same (examples/noise_by_input.py).
 MOST_LOG = 2.0
 
 

@@ -22,6 +22,7 @@ from fedabml.algorithms.steps import (
     natural_prior,
     proximal_step,
 )
+from fedabml.engine.server import ServerState, client_weights, server_step, weighted_sum
 from fedabml.gaussian import Gaussian, Point, kl, spread
 from tests.algorithms import problem
 
@@ -273,16 +274,22 @@ def test_clients_of_a_known_gaussian_and_where_the_priors_variance_rests(rho_std
     q = {"mean": z, "logstd": torch.full_like(z, -20.0)}
     words = {"rho": 0.0, "rho_std": rho_std, "prior_std": "learned", "label_prior": "none", "prior_every": "round"}
     averaged, moments = FedABML(**words), FedABML(**words, aggregate="moments")
+    weights = client_weights(averaged, np.full(clients, N.item()), z)
+
+    def after_a_round(algorithm, state, sent):
+        update = weighted_sum(weights, {name: value.reshape(clients, 1) for name, value in sent.items()})
+        return server_step(algorithm, state, update, clients, clients)
+
     theta = {"mean": torch.zeros(1).double(), "logstd": torch.zeros(1).double()}
-    of_moments = dict(theta, logstd=theta["logstd"] + 0.5)
-    sent = {"mean": z.mean().reshape(1), "second": z.square().mean().reshape(1)}
+    wide = dict(theta, logstd=theta["logstd"] + 0.5)
+    of_mean, of_moments = ServerState(0, theta, theta, {}), ServerState(0, wide, wide, {})
     for _ in range(400):
-        theta = {"mean": theta["mean"], "logstd": averaged.theta_step(theta, q, N)["logstd"].mean().reshape(1)}
-        of_moments = moments.merge(of_moments, sent, 1, 1)
-    variance = theta["logstd"].mul(2).exp()
+        of_mean = after_a_round(averaged, of_mean, averaged.theta_step(of_mean.shared, q, N))
+        of_moments = after_a_round(moments, of_moments, {"mean": z, "second": z.square()})
+    variance = of_mean.shared["logstd"].mul(2).exp()
     assert variance.item() == pytest.approx(rest, abs=1e-3)
     assert torch.log1p(rho_std * (z.square() / variance - 1)).mean().item() == pytest.approx(0, abs=1e-9)
-    assert of_moments["logstd"].item() == pytest.approx(0, abs=1e-9)
+    assert of_moments.shared["logstd"].item() == pytest.approx(0, abs=1e-9)
 
 
 def test_natural_prior_at_rate_one_jumps_to_the_optimum_of_nu():
