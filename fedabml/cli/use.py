@@ -196,7 +196,7 @@ def personalize(
         x, y, test, encoded = *_client_data(data, loaded.input_spec.with_id(id_column)), False
     else:
         plan, saved = saved_config(prior)
-        (x, y), test, encoded = client_rows(_data_of(prior, plan, saved), loaded, str(client)), None, True
+        (x, y, encoded), test = client_rows(_data_of(prior, plan, saved), loaded, str(client)), None
     posterior = loaded.personalize(x, y, seed=seed, device=device, encoded=encoded, id=id_column, **flags)
     scores = _scores(posterior.predict(test[0], seed=seed, device=device), test[1]) if test else {}
     posterior.save(out)

@@ -350,6 +350,29 @@ def test_a_client_of_the_run_by_name(tmp_path, monkeypatch):
         kept.posterior("Hospital F")
 
 
+def test_a_client_of_the_run_has_the_limits_of_its_own_rows(tmp_path, monkeypatch):
+    """A small hospital often has no age: that is common there, and no alarm, however its rows are named."""
+    monkeypatch.chdir(tmp_path)
+    table = hospitals.patients(1).drop(columns=["risk", "patient"])
+    own = (table.hospital == "Hospital L").to_numpy()
+    gaps = own & (np.arange(len(table)) % 5 == 0)
+    table = table.assign(age=table.age.mask(gaps))
+    table.to_csv("patients.csv", index=False)
+    words = ("--data", "patients.csv", "--client-column", "hospital", "--target-column", "died", "--model", "mlr")
+    words += ("--test-share", 0, "--no-evaluate", "--rounds", 2, "--participation", 1)
+    command("train", *words, "--out", "run")
+    fed = fedabml.read_table("patients.csv", client="hospital", target="died", test_share=0)
+    run = fedabml.train(fed, "mlr", rounds=2, participation=1.0, evaluate=False)
+    rows = table[own].reset_index(drop=True)
+    command("personalize", "run", "--client", "Hospital L", "--validation", 0.3, "--no-compare", "--out", "l.safetensors")
+    alike = run.prior.personalize(rows, validation=0.3)
+    for posterior in (run.posterior("Hospital L", validation=0.3), fedabml.load_posterior("l.safetensors")):
+        assert posterior.trust.ranges == alike.trust.ranges and posterior.trust.range_limits.gaps.keys() == {"age"}
+        checks = posterior.predict(rows).checks
+        assert not checks.alarm[rows.age.isna()].any()
+        assert any("such values are common at this client" in text for texts in checks.flags for text in texts)
+
+
 def test_a_regression_has_intervals():
     random = np.random.default_rng(0)
     x = random.normal(size=(1500, 3)).astype(np.float32)
