@@ -47,7 +47,7 @@ from .input_spec import InputSpec
 from .modules import Model, check_fit, warn_if_code_differs
 from .outputs import class_names
 from .posterior import Posterior, sample_count
-from .trust import COVERAGE, FALSE_ALARMS, Trust
+from .trust import CALIBRATION, COVERAGE, FALSE_ALARMS, Trust
 
 FLOATS = (torch.float32, torch.float64)  # types of weights in a file
 LEAST_DENSITY = 10  # rows whose features' density is fitted
@@ -102,7 +102,7 @@ class Prior:
         coverage: float = COVERAGE,
         false_alarms: float = FALSE_ALARMS,
         class_weights: str | Sequence[float] | None = None,
-        calibration: str = "temperature",
+        calibration: str = CALIBRATION,
         kept: State | None = None,
     ) -> Posterior:
         """Make a client's posterior from its training data: φ = θ, then a few epochs of steps.
@@ -117,7 +117,8 @@ class Prior:
         for the `aim` (`f1`, `recall>=0.8`, `precision>=0.8`, `cost:MISS,ALARM`), sets or intervals get the `coverage`,
         and unusual inputs are flagged with a share of `false_alarms`: see `runs.trust`. `calibration` is `temperature`,
         `isotonic` (for at least 100 rows held out) or `none`. The aim `cost:costs.csv` names a matrix of costs for any
-        number of classes: see `evaluation.decision_costs`.
+        number of classes: see `evaluation.decision_costs`. Without `validation` these options are refused, because they
+        would have no effect.
 
         `class_weights` default to those of the federation's training. `none` gives none; `balanced` goes by this
         client's rows, because a prior does not hold the counts of other clients.
@@ -125,12 +126,16 @@ class Prior:
         `kept` is what the client has kept between rounds, for an algorithm that keeps something; without it the client
         begins as one that never took part.
         """
-        if aim and not validation:
-            raise InputError("An aim needs validation rows: give validation=0.2 (--validation 0.2), or another share.")
-        if validation:
-            costs = DecisionCosts.of_aim(aim, class_names(self.input_spec))
-            shown_aim, aim = (short_aim(aim), "") if costs else (aim, aim)
-            Trust.check_options(self.input_spec.classes, coverage, aim, false_alarms, calibration)
+        costs = DecisionCosts.of_aim(aim, class_names(self.input_spec))
+        shown_aim, aim = (short_aim(aim), "") if costs else (aim, aim)
+        Trust.check_options(self.input_spec.classes, coverage, aim, false_alarms, calibration)
+        options = {"An aim": (shown_aim, ""), "A coverage": (coverage, COVERAGE)}
+        options |= {"A calibration": (calibration, CALIBRATION)}
+        options |= {"A share of false alarms": (false_alarms, FALSE_ALARMS)}
+        for option, (given, default) in options.items():
+            if given != default and not validation:
+                way = "give validation=0.2 (--validation 0.2), or another share."
+                raise InputError(f"{option} needs validation rows: {way}")
         changes: dict[str, Any] = {"personal_epochs": epochs, "personal_lr": lr}
         algorithm = dataclasses.replace(self.algorithm, **{k: v for k, v in changes.items() if v is not None})
         batch_size = self.batch_size if batch_size is None else checked_integer(batch_size, "batch_size")

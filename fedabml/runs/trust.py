@@ -36,7 +36,7 @@ from ..evaluation.predictions import DISTANCE, STRANGENESS, Checks, Prediction, 
 from ..evaluation.structured import MultiPrediction
 from ..files.sealed import group
 
-COVERAGE = 0.9
+COVERAGE, CALIBRATION = 0.9, "temperature"
 NO_LIMITS = Limits(math.inf)  # where no ranges are known
 Columns = Mapping[str, np.ndarray]
 

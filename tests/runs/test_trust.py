@@ -136,6 +136,24 @@ def test_it_is_saved_with_the_posterior(hospital, posterior, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"coverage": 7}, "The coverage is 7; it must lie between 0 and 1"),
+        ({"false_alarms": -3}, "The share of false alarms is -3"),
+        ({"calibration": "platt"}, "The calibration is 'platt'"),
+        ({"aim": "best"}, "aim of the threshold"),
+        ({"coverage": 0.8}, "A coverage needs validation rows: give validation=0.2"),
+        ({"false_alarms": 0.01}, "A share of false alarms needs validation rows"),
+        ({"calibration": "none"}, "A calibration needs validation rows"),
+    ],
+)
+def test_an_option_without_effect_or_out_of_range_is_refused_without_validation_rows(hospital, option, says):
+    prior, rows, _ = hospital
+    with pytest.raises(InputError, match=says):
+        prior.personalize(rows.head(60), **option)
+
+
+@pytest.mark.parametrize(
     "damage",
     [
         {"temperature": -1},
@@ -364,9 +382,9 @@ def test_a_client_of_the_run_has_the_limits_of_its_own_rows(tmp_path, monkeypatc
     fed = fedabml.read_table("patients.csv", client="hospital", target="died", test_share=0)
     run = fedabml.train(fed, "mlr", rounds=2, participation=1.0, evaluate=False)
     rows = table[own].reset_index(drop=True)
-    command("personalize", "run", "--client", "Hospital L", "--validation", 0.3, "--no-compare", "--out", "l.safetensors")
+    command("personalize", "run", "--client", "Hospital L", "--validation", 0.3, "--no-compare", "--out", "l.pt")
     alike = run.prior.personalize(rows, validation=0.3)
-    for posterior in (run.posterior("Hospital L", validation=0.3), fedabml.load_posterior("l.safetensors")):
+    for posterior in (run.posterior("Hospital L", validation=0.3), fedabml.load_posterior("l.pt")):
         assert posterior.trust.ranges == alike.trust.ranges and posterior.trust.range_limits.gaps.keys() == {"age"}
         checks = posterior.predict(rows).checks
         assert not checks.alarm[rows.age.isna()].any()
