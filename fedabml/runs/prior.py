@@ -160,20 +160,21 @@ class Prior:
             )
         level = None if offsets is None else offsets[0].cpu()
         posterior = Posterior(q, spec, level, algorithm.predict_samples, self.digest)
+        columns, federation = spec.columns(frame, fed.x), spec.recipe.ranges if spec.recipe else None
         if not validation:
-            return posterior
+            own_ranges = None if columns is None or federation else Ranges.fit(columns)
+            return dataclasses.replace(posterior, ranges=own_ranges)
         (train, y_train), (held, y_held) = ((fed.x[r], fed.y[r]) for r in (fed.train[0], fed.val[0]))
         checks: dict[str, Any] = {}
         if (features := posterior.features(train)) is not None and len(train) >= LEAST_DENSITY:
             labels = y_train if spec.classes else None
             checks = {"density": FeatureDensity.fit(features.hidden, labels), "features": posterior.features(held)}
             checks["maps"] = Maps.fit(features.maps, labels) if features.maps else None
-        checks["federation"] = spec.recipe.ranges if spec.recipe else None
-        if frame is not None and spec.recipe is not None:
-            columns = spec.recipe.raw_columns(frame)
+        checks["federation"] = federation
+        if columns is not None:
             own, new = ({n: v[r] for n, v in columns.items()} for r in (fed.train[0], fed.val[0]))
-            checks["ranges"] = Ranges.fit(columns if checks["federation"] else own)
-            checks["columns"] = columns if checks["federation"] else new
+            checks["ranges"] = Ranges.fit(columns if federation else own)
+            checks["columns"] = columns if federation else new
         p = posterior.predict(held, seed=seed, device=device, encoded=True)
         trust = Trust.fit(p, y_held, coverage=coverage, aim=aim, false_alarms=false_alarms, kind=calibration, **checks)
         trust = dataclasses.replace(trust, aim=shown_aim, costs=costs, held_out=rows_digest(held, y_held))
@@ -279,7 +280,8 @@ def load_posterior(path: str | os.PathLike[str], model: nn.Module | str | os.Pat
         if trust is not None and trust.costs and len(trust.costs.names) != input_spec.classes:
             raise InputError("Its costs of decisions are not those of its classes.")
         samples = sample_count(metadata["samples"])
-        return Posterior(family(**leaves), input_spec, offset, samples, metadata.get("prior", ""), trust)
+        ranges = Ranges.from_json(metadata["ranges"]) if "ranges" in metadata else None
+        return Posterior(family(**leaves), input_spec, offset, samples, metadata.get("prior", ""), trust, ranges)
 
 
 @contextmanager

@@ -305,6 +305,12 @@ def test_why_distances_are_not_judged_is_said(hospital, digits, tmp_path):
         by_values,
         "limits      those of all sites: made without --validation",
     ]
+    recipe = dataclasses.replace(prior.input_spec.recipe, ranges=None)  # as in a deployed federation
+    federated = dataclasses.replace(prior, input_spec=dataclasses.replace(prior.input_spec, recipe=recipe))
+    assert alarm_lines(federated.personalize(rows)) == [
+        by_values,
+        "limits      by the client's own rows: made without --validation",
+    ]
     assert alarm_lines(prior.personalize(rows.head(30), validation=0.3)) == [
         by_values,
         "distances   not judged: 9 validation rows are too few, 39 suffice",
@@ -403,6 +409,25 @@ def test_a_regression_has_intervals():
     assert covered == pytest.approx(0.8, abs=0.06)
     far = posterior.predict(50 + x[1000:]).checks
     assert far.alarm.all() and checks.alarm.mean() < 0.1
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.4])
+def test_the_numbers_of_a_short_vector_are_checked_like_columns(validation, tmp_path):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(900, 3)).astype(np.float32)
+    y = (x[:, 0] + 0.5 * random.normal(size=900) > 0).astype(int)
+    fed = fedabml.Federation.from_arrays([(x[i:300:3], y[i:300:3]) for i in range(3)])
+    prior = fedabml.train(fed, "mlr", rounds=2, participation=1.0, evaluate=False).prior
+    posterior = prior.personalize(x[:600], y[:600], validation=validation)
+    posterior = fedabml.load_posterior(posterior.save(tmp_path / "p.safetensors"))
+    usual, spoiled = posterior.predict(x[600:]).checks, posterior.predict(x[600:] * [1, 100, 1]).checks
+    assert usual.alarm.mean() < 0.08
+    far = np.abs(x[600:, 1]) > 0.1
+    assert all("x1" in causes for causes, is_far in zip(spoiled.causes, far, strict=True) if is_far)
+    assert "x1 is" in spoiled.flags[int(np.argmax(far))][0]
+    wide = fedabml.Federation.from_arrays([(np.tile(x[i:300:3], 22), y[i:300:3]) for i in range(3)])
+    prior = fedabml.train(wide, "mlr", rounds=1, evaluate=False).prior
+    assert prior.personalize(np.tile(x[:60], 22), y[:60]).predict(np.tile(x[600:], 22)).checks is None
 
 
 def test_the_command_line_says_what_it_found(hospital, tmp_path):
