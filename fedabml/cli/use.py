@@ -378,14 +378,14 @@ def predict(
     adds a column for each level, such as q_0.9.
 
     A value far outside its range can still look certain. So the rows of a table, and vectors of at most 64 numbers,
-    have two further columns: alarm, whether the input is unlike the data of all sites, and flags, which name columns
-    with unusual values. In place of all sites it is the client alone for vectors, and for the prior of a deployed
-    federation, which holds no ranges of columns. A posterior made with --validation has limits of its own client. It
-    adds set, the classes that contain the truth with the stated coverage (for regression low and high); and distance,
-    to the client's training data in the last hidden layer. Where classes are predicted from other inputs, such as
-    images, strangeness raises alarms, too. It is about 1 for usual inputs. It adds up the entropy, the angle between
-    the features and those of the client's own classes, and, for a network with convolutions, the distances of its
-    feature maps. --report shows the rows with an alarm on a page.
+    have three further columns: alarm, whether the input is unlike the data of all sites; score, how unusual it is,
+    where more than 1 is an alarm; and flags, which name columns with unusual values. The client alone decides what is
+    usual for vectors, and where the prior is that of a deployed federation, which holds no ranges of columns. A
+    posterior made with --validation has limits of its own client. It adds set, the classes that contain the truth with
+    the stated coverage (for regression low and high); and distance, to the client's training data in the last hidden
+    layer. Where classes are predicted from other inputs, such as images, strangeness raises alarms, too. It is about 1
+    for usual inputs. It adds up the entropy, the angle between the features and those of the client's own classes, and,
+    for a network with convolutions, the distances of its feature maps. --report shows the rows with an alarm on a page.
 
     A class name that a spreadsheet would run as a formula begins with an apostrophe.
 

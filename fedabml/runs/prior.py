@@ -238,12 +238,13 @@ def load_prior(
     model: nn.Module | str | os.PathLike[str] | None = None,
     algorithm: str | None = None,
 ) -> Prior:
-    """Read a prior.
+    """Read a prior, from its file or from the folder of the run that made it.
 
     If it was trained with the user's own network, `model` is the module, or names the file again: `mine.py:Net`, or is
     the Hugging Face folder. In the same way `algorithm` names the file of the user's own algorithm. A prior never says
     by itself which code is run.
     """
+    path = Path(path) / "shared.safetensors" if Path(path).is_dir() else path
     if algorithm is not None:
         algorithms.named(algorithm)
     with _opened(path, "prior", model) as (tensors, metadata, input_spec):

@@ -389,7 +389,9 @@ def test_a_client_of_the_run_has_the_limits_of_its_own_rows(tmp_path, monkeypatc
     run = fedabml.train(fed, "mlr", rounds=2, participation=1.0, evaluate=False)
     rows = table[own].reset_index(drop=True)
     command("personalize", "run", "--client", "Hospital L", "--validation", 0.3, "--no-compare", "--out", "l.pt")
-    alike = run.prior.personalize(rows, validation=0.3)
+    alike = fedabml.load_prior("run").personalize(rows, validation=0.3)
+    with pytest.raises(InputError, match="shared.safetensors"):
+        fedabml.load_prior(tmp_path)  # no run's folder
     for posterior in (run.posterior("Hospital L", validation=0.3), fedabml.load_posterior("l.pt")):
         assert posterior.trust.ranges == alike.trust.ranges and posterior.trust.range_limits.gaps.keys() == {"age"}
         checks = posterior.predict(rows).checks
@@ -451,7 +453,7 @@ def test_the_command_line_says_what_it_found(hospital, tmp_path):
     assert "--report" in command("predict", *words, "--report", tmp_path / "p.csv", code=2).output
     said = command("predict", *words, "--report", tmp_path / "p.html").stdout
     lines = list(csv.DictReader((tmp_path / "p.csv").read_text("utf-8").splitlines()))
-    assert set(lines[0]) >= {"label", "set", "alarm", "distance", "flags"}
+    assert set(lines[0]) >= {"label", "set", "alarm", "score", "distance", "flags"}
     assert np.mean([line["alarm"] == "yes" for line in lines]) > 0.85  # where creatinine was measured
     assert any("creatinine is" in line["flags"] for line in lines)
     count = sum(line["alarm"] == "yes" for line in lines)
