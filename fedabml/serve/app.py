@@ -203,7 +203,9 @@ def _check_caller(request: Request, token: str | None) -> None:
 async def _predict(request: Request, service: Service) -> Response:
     options = service.options
     if parameter := next(iter(request.query_params), None):
-        sentence = f"/predict takes no parameters in its address, and there is {quoted(parameter)}. Send rows in the body; "
+        sentence = (
+            f"/predict takes no parameters in its address, and there is {quoted(parameter)}. Send rows in the body; "
+        )
         raise Refusal(422, sentence + "the options of predictions are those that the service was started with.")
     if service.in_flight >= options.max_requests:
         sentence = f"The service answers {options.max_requests} requests at once. Try again in a moment."
