@@ -390,7 +390,7 @@ def test_a_client_of_the_run_has_the_limits_of_its_own_rows(tmp_path, monkeypatc
     rows = table[own].reset_index(drop=True)
     command("personalize", "run", "--client", "Hospital L", "--validation", 0.3, "--no-compare", "--out", "l.pt")
     alike = fedabml.load_prior("run").personalize(rows, validation=0.3)
-    with pytest.raises(InputError, match="shared.safetensors"):
+    with pytest.raises(InputError, match=r"shared\.safetensors"):
         fedabml.load_prior(tmp_path)  # no run's folder
     for posterior in (run.posterior("Hospital L", validation=0.3), fedabml.load_posterior("l.pt")):
         assert posterior.trust.ranges == alike.trust.ranges and posterior.trust.range_limits.gaps.keys() == {"age"}
