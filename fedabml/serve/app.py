@@ -203,10 +203,8 @@ def _check_caller(request: Request, token: str | None) -> None:
 async def _predict(request: Request, service: Service) -> Response:
     options = service.options
     if parameter := next(iter(request.query_params), None):
-        sentence = (
-            f"/predict takes no parameters in its address, and there is {quoted(parameter)}. Send rows in the body; "
-        )
-        raise Refusal(422, sentence + "the options of predictions are those that the service was started with.")
+        problem = f"/predict takes no parameters in its address, and there is {quoted(parameter)}."
+        raise Refusal(422, f"{problem} Send rows in the body; options are those that the service was started with.")
     if service.in_flight >= options.max_requests:
         sentence = f"The service answers {options.max_requests} requests at once. Try again in a moment."
         raise Refusal(429, sentence, retry_after="1")
