@@ -38,7 +38,8 @@ def posterior_flags(
         aim (AIM): Goal of the threshold between two classes: f1, recall>=0.8, precision>=0.8 or cost:MISS,ALARM. For
             any number of classes cost:FILE.csv, with a row of costs per true class and a column per decision.
         coverage: Probability with which a prediction set or interval contains the truth.
-        false_alarms: Share of usual inputs that may be flagged as unusual.
+        false_alarms: Share of usual inputs that may be flagged as unusual. Like the aim, the coverage and the
+            calibration, it needs --validation.
         calibration (WORD): How probabilities are calibrated on the rows held out: temperature, isotonic (100 rows or
             more) or none. Its effect is shown by cross-validation on these rows.
     """

@@ -196,7 +196,7 @@ def personalize(
         x, y, test, encoded = *_client_data(data, loaded.input_spec.with_id(id_column)), False
     else:
         plan, saved = saved_config(prior)
-        (x, y), test, encoded = client_rows(_data_of(prior, plan, saved), loaded, str(client)), None, True
+        (x, y, encoded), test = client_rows(_data_of(prior, plan, saved), loaded, str(client)), None
     posterior = loaded.personalize(x, y, seed=seed, device=device, encoded=encoded, id=id_column, **flags)
     scores = _scores(posterior.predict(test[0], seed=seed, device=device), test[1]) if test else {}
     posterior.save(out)
@@ -274,11 +274,13 @@ def alarm_lines(posterior: Posterior) -> list[str]:
     from ..runs.prior import FALSE_ALARMS, LEAST_DENSITY
 
     trust, recipe = posterior.trust, posterior.input_spec.recipe
-    checked = ["values"] if recipe is not None and (recipe.ranges or (trust and trust.ranges)) else []
+    of_all = recipe is not None and recipe.ranges is not None
+    checked = ["values"] if of_all or posterior.ranges or (trust and trust.ranges) else []
     if trust is None:
         if not checked:
             return ["alarms      none: made without --validation"]
-        rest = ["limits      those of all sites: made without --validation"]
+        whose = "those of all sites" if of_all else "by the client's own rows"
+        rest = [f"limits      {whose}: made without --validation"]
     elif trust.density is None:
         layer = f"the network has no last linear layer of at most {MOST_FEATURES:,} inputs"
         reason = f"fewer than {LEAST_DENSITY} rows to train on" if posterior.has_features else layer
@@ -375,13 +377,15 @@ def predict(
     are mean, std and model_std, all in the target's own unit, and for a transformed target also the median. --quantiles
     adds a column for each level, such as q_0.9.
 
-    A value far outside its range can still look certain. So the rows of a table have two further columns: alarm,
-    whether the input is unlike the data of all sites, and flags, which name columns with unusual values. A posterior
-    made with --validation has limits of its own client. It adds set, the classes that contain the truth with the stated
-    coverage (for regression low and high); and distance, to the client's training data in the last hidden layer. Where
-    classes are predicted from inputs without columns, such as images, strangeness raises alarms, too. It is about 1 for
-    usual inputs. It adds up the entropy, the angle between the features and those of the client's own classes, and, for
-    a network with convolutions, the distances of its feature maps. --report shows the rows with an alarm on a page.
+    A value far outside its range can still look certain. So the rows of a table, and vectors of at most 64 numbers,
+    have three further columns: alarm, whether the input is unlike the data of all sites; score, how unusual it is,
+    where more than 1 is an alarm; and flags, which name columns with unusual values. The client alone decides what is
+    usual for vectors, and where the prior is that of a deployed federation, which holds no ranges of columns. A
+    posterior made with --validation has limits of its own client. It adds set, the classes that contain the truth with
+    the stated coverage (for regression low and high); and distance, to the client's training data in the last hidden
+    layer. Where classes are predicted from other inputs, such as images, strangeness raises alarms, too. It is about 1
+    for usual inputs. It adds up the entropy, the angle between the features and those of the client's own classes, and,
+    for a network with convolutions, the distances of its feature maps. --report shows the rows with an alarm on a page.
 
     A class name that a spreadsheet would run as a formula begins with an apostrophe.
 

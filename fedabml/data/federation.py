@@ -44,7 +44,7 @@ class Federation:
     `y` is int64 [n] for classification; for regression float32 [n, targets], and a model gets (y - y_shift) / y_scale,
     of the transformed y if there is a `transform`; for several labels int64 [n, labels] of 0 and 1, for labelled steps
     int64 [n, steps], with -1 for what is unknown. The four statistics come from training samples only. `val` and `test`
-    may be empty.
+    may be empty. If `x` was encoded from a table, `table` is that table, with a row per sample.
     """
 
     x: np.ndarray
@@ -65,6 +65,7 @@ class Federation:
     images: ImageRecipe | None = None  # of a folder of images
     padding: int | None = None  # the token number that fills short sequences; None: there is none
     transform: TargetTransform | None = None  # of a target that is never below 0
+    table: pd.DataFrame | None = None
 
     @classmethod
     def assemble(
@@ -225,11 +226,13 @@ class Federation:
         cls, table: pd.DataFrame | Columns, options: TableOptions, source: str = "The table", dataset: str = "table"
     ) -> Federation:
         """Encode a table and assemble its federation; `source` names the table in errors."""
-        x, y, rows, names, recipe, manifest = encode(table, options, source)
-        return cls.assemble(
+        columns = Columns.of(table)
+        x, y, rows, names, recipe, manifest = encode(columns, options, source)
+        fed = cls.assemble(
             x, y, rows, names, len(recipe.class_names), dataset=dataset, normalize="targets", manifest=manifest,
             recipe=recipe,
         )  # fmt: skip
+        return replace(fed, table=columns.frame)
 
     @classmethod
     @checks_arguments

@@ -26,6 +26,7 @@ _HINTS = {
     "entropy": "The uncertainty of the prediction, in nats. It may be low for a value far outside its range.",
     "std": "The standard deviation of the prediction.",
     "surprise": "Above 0 the input looks like other sites' data.",
+    "score": "How unusual the input is, in units of its limits: above 1 is an alarm.",
     "distance": "To the client's training data, in the network's last hidden layer.",
     "strangeness": "About 1 for usual inputs.",
     "probability": "That of the predicted label.",

@@ -33,6 +33,7 @@ from .tokens import check_tokens, padding_of
 # 2: with what earlier versions would leave out: a target's transform, noise by input, an adapter, class weights
 # 3: a posterior with costs of decisions, which earlier versions would ignore
 FORMATS = (1, 2, 3)
+MOST_NUMBERS = 64  # of an input that is checked number by number, as a table is column by column
 _OUTPUTS = {"regression": "target(s)", "multilabel": "labels", "sequence": "outputs of steps"}
 _NORM = ("shift", "scale", "y_shift", "y_scale")
 TABLE_WANTED = (
@@ -45,7 +46,7 @@ class Inputs(NamedTuple):
     """Checked inputs: what the network reads, before normalisation, and a table's own values, which are checked."""
 
     x: np.ndarray  # [n, *shape]
-    columns: dict[str, np.ndarray] | None = None  # {name: [n]}, for the ranges of columns
+    columns: dict[str, np.ndarray] | None = None  # {name: [n]}, see `InputSpec.columns`
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,18 @@ class InputSpec:
         """Return checked inputs, and the values of a table's columns."""
         frame = self.table(x, encoded)
         inputs = self.inputs(x if frame is None else frame, encoded=encoded)
-        return Inputs(inputs, self.recipe.raw_columns(frame) if frame is not None and self.recipe else None)
+        return Inputs(inputs, self.columns(frame, inputs))
+
+    def columns(self, frame: Any, x: np.ndarray) -> dict[str, np.ndarray] | None:
+        """Return the values that ranges are about, by name: a table's raw columns, or the numbers x0, x1, … of vectors.
+
+        None for encoded rows of a table, images, tokens, and vectors of more than `MOST_NUMBERS` numbers.
+        """
+        if self.recipe is not None:
+            return None if frame is None else self.recipe.raw_columns(frame)
+        if len(self.shape) != 1 or self.shape[0] > MOST_NUMBERS or self.network.tokens:
+            return None
+        return {f"x{number}": values.astype(np.float64) for number, values in enumerate(x.T)}
 
     def _padded(self, x: Any, subject: str) -> Any:
         """Return sequences of tokens of any length as one array, where the network knows a token of padding."""

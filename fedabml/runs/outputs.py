@@ -86,6 +86,7 @@ def _check_columns(checks: Checks | None) -> dict[str, Sequence[Any]]:
     if checks is None:
         return {}
     columns: dict[str, Sequence[Any]] = {"alarm": checks.alarm.tolist()}
+    columns |= {} if checks.score is None else {"score": checks.score.tolist()}
     columns |= {} if checks.distance is None else {"distance": checks.distance.tolist()}
     columns |= {} if checks.strangeness is None else {"strangeness": checks.strangeness.tolist()}
     return columns | ({} if checks.flags is None else {"flags": checks.flags})

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from .. import rng
 from ..accel.process import borrowed
 from ..arguments import check_fields, checked_integer, checks_arguments
+from ..data.ranges import Ranges
 from ..engine.autotune import device_of
 from ..engine.loss import draw, draws_of, output
 from ..errors import InputError, shortened
@@ -66,6 +67,7 @@ class Posterior:
     samples: int = 10
     prior: str = ""  # the digest of the prior that it was made from; empty if unknown
     trust: Trust | None = None  # what was fitted on validation rows; None without any, when only values are flagged
+    ranges: Ranges | None = None  # the client's own, if there are neither validation rows nor ranges in the prior
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -146,7 +148,8 @@ class Posterior:
                 p = dataclasses.replace(p, steps=tokens if tokens.shape == p.probs.shape[:2] else None)
         federation = spec.recipe.ranges if spec.recipe else None
         if self.trust is None:
-            return flagged(p, read.columns, federation) if federation and read.columns is not None else p
+            usual = federation or self.ranges
+            return flagged(p, read.columns, usual) if usual and read.columns is not None else p
         features = self._features(inputs, network) if self.trust.density else None
         return self.trust.apply(p, features, read.columns, federation)
 
@@ -222,6 +225,7 @@ class Posterior:
         metadata |= {"kind": "posterior", "distribution": type(self.q).__name__, "samples": self.samples}
         metadata |= {"prior": self.prior} if self.prior else {}
         tensors |= prefixed("q", self.q._asdict()) | ({} if self.offset is None else {"offset": self.offset})
+        metadata |= {"ranges": self.ranges.to_json()} if self.ranges else {}
         if self.trust is not None:
             density, metadata["trust"] = self.trust.pack()
             metadata |= {"format": FORMATS[2]} if self.trust.costs else {}

@@ -47,7 +47,7 @@ from .input_spec import InputSpec
 from .modules import Model, check_fit, warn_if_code_differs
 from .outputs import class_names
 from .posterior import Posterior, sample_count
-from .trust import COVERAGE, FALSE_ALARMS, Trust
+from .trust import CALIBRATION, COVERAGE, FALSE_ALARMS, Trust
 
 FLOATS = (torch.float32, torch.float64)  # types of weights in a file
 LEAST_DENSITY = 10  # rows whose features' density is fitted
@@ -102,7 +102,7 @@ class Prior:
         coverage: float = COVERAGE,
         false_alarms: float = FALSE_ALARMS,
         class_weights: str | Sequence[float] | None = None,
-        calibration: str = "temperature",
+        calibration: str = CALIBRATION,
         kept: State | None = None,
     ) -> Posterior:
         """Make a client's posterior from its training data: φ = θ, then a few epochs of steps.
@@ -117,7 +117,8 @@ class Prior:
         for the `aim` (`f1`, `recall>=0.8`, `precision>=0.8`, `cost:MISS,ALARM`), sets or intervals get the `coverage`,
         and unusual inputs are flagged with a share of `false_alarms`: see `runs.trust`. `calibration` is `temperature`,
         `isotonic` (for at least 100 rows held out) or `none`. The aim `cost:costs.csv` names a matrix of costs for any
-        number of classes: see `evaluation.decision_costs`.
+        number of classes: see `evaluation.decision_costs`. Without `validation` these options are refused, because they
+        would have no effect.
 
         `class_weights` default to those of the federation's training. `none` gives none; `balanced` goes by this
         client's rows, because a prior does not hold the counts of other clients.
@@ -125,12 +126,16 @@ class Prior:
         `kept` is what the client has kept between rounds, for an algorithm that keeps something; without it the client
         begins as one that never took part.
         """
-        if aim and not validation:
-            raise InputError("An aim needs validation rows: give validation=0.2 (--validation 0.2), or another share.")
-        if validation:
-            costs = DecisionCosts.of_aim(aim, class_names(self.input_spec))
-            shown_aim, aim = (short_aim(aim), "") if costs else (aim, aim)
-            Trust.check_options(self.input_spec.classes, coverage, aim, false_alarms, calibration)
+        costs = DecisionCosts.of_aim(aim, class_names(self.input_spec))
+        shown_aim, aim = (short_aim(aim), "") if costs else (aim, aim)
+        Trust.check_options(self.input_spec.classes, coverage, aim, false_alarms, calibration)
+        options = {"An aim": (shown_aim, ""), "A coverage": (coverage, COVERAGE)}
+        options |= {"A calibration": (calibration, CALIBRATION)}
+        options |= {"A share of false alarms": (false_alarms, FALSE_ALARMS)}
+        for option, (given, default) in options.items():
+            if given != default and not validation:
+                way = "give validation=0.2 (--validation 0.2), or another share."
+                raise InputError(f"{option} needs validation rows: {way}")
         changes: dict[str, Any] = {"personal_epochs": epochs, "personal_lr": lr}
         algorithm = dataclasses.replace(self.algorithm, **{k: v for k, v in changes.items() if v is not None})
         batch_size = self.batch_size if batch_size is None else checked_integer(batch_size, "batch_size")
@@ -155,20 +160,21 @@ class Prior:
             )
         level = None if offsets is None else offsets[0].cpu()
         posterior = Posterior(q, spec, level, algorithm.predict_samples, self.digest)
+        columns, federation = spec.columns(frame, fed.x), spec.recipe.ranges if spec.recipe else None
         if not validation:
-            return posterior
+            own_ranges = None if columns is None or federation else Ranges.fit(columns)
+            return dataclasses.replace(posterior, ranges=own_ranges)
         (train, y_train), (held, y_held) = ((fed.x[r], fed.y[r]) for r in (fed.train[0], fed.val[0]))
         checks: dict[str, Any] = {}
         if (features := posterior.features(train)) is not None and len(train) >= LEAST_DENSITY:
             labels = y_train if spec.classes else None
             checks = {"density": FeatureDensity.fit(features.hidden, labels), "features": posterior.features(held)}
             checks["maps"] = Maps.fit(features.maps, labels) if features.maps else None
-        checks["federation"] = spec.recipe.ranges if spec.recipe else None
-        if frame is not None and spec.recipe is not None:
-            columns = spec.recipe.raw_columns(frame)
+        checks["federation"] = federation
+        if columns is not None:
             own, new = ({n: v[r] for n, v in columns.items()} for r in (fed.train[0], fed.val[0]))
-            checks["ranges"] = Ranges.fit(columns if checks["federation"] else own)
-            checks["columns"] = columns if checks["federation"] else new
+            checks["ranges"] = Ranges.fit(columns if federation else own)
+            checks["columns"] = columns if federation else new
         p = posterior.predict(held, seed=seed, device=device, encoded=True)
         trust = Trust.fit(p, y_held, coverage=coverage, aim=aim, false_alarms=false_alarms, kind=calibration, **checks)
         trust = dataclasses.replace(trust, aim=shown_aim, costs=costs, held_out=rows_digest(held, y_held))
@@ -232,12 +238,13 @@ def load_prior(
     model: nn.Module | str | os.PathLike[str] | None = None,
     algorithm: str | None = None,
 ) -> Prior:
-    """Read a prior.
+    """Read a prior, from its file or from the folder of the run that made it.
 
     If it was trained with the user's own network, `model` is the module, or names the file again: `mine.py:Net`, or is
     the Hugging Face folder. In the same way `algorithm` names the file of the user's own algorithm. A prior never says
     by itself which code is run.
     """
+    path = Path(path) / "shared.safetensors" if Path(path).is_dir() else path
     if algorithm is not None:
         algorithms.named(algorithm)
     with _opened(path, "prior", model) as (tensors, metadata, input_spec):
@@ -274,7 +281,8 @@ def load_posterior(path: str | os.PathLike[str], model: nn.Module | str | os.Pat
         if trust is not None and trust.costs and len(trust.costs.names) != input_spec.classes:
             raise InputError("Its costs of decisions are not those of its classes.")
         samples = sample_count(metadata["samples"])
-        return Posterior(family(**leaves), input_spec, offset, samples, metadata.get("prior", ""), trust)
+        ranges = Ranges.from_json(metadata["ranges"]) if "ranges" in metadata else None
+        return Posterior(family(**leaves), input_spec, offset, samples, metadata.get("prior", ""), trust, ranges)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -82,7 +81,8 @@ class Run:
         """
         if self.federation is None:
             raise InputError("This run holds no data. Personalise the prior: run.prior.personalize(x, y).")
-        return self.prior.personalize(*client_rows(self.federation, self.prior, client), encoded=True, **options)
+        x, y, encoded = client_rows(self.federation, self.prior, client)
+        return self.prior.personalize(x, y, encoded=encoded, **options)
 
     def __repr__(self) -> str:
         keys = ("algorithm", "dataset", "model", "clients", "rounds", "accuracy", "nll")
@@ -104,8 +104,11 @@ class Run:
         return frame(self.records())
 
 
-def client_rows(fed: Federation, prior: Prior, client: str | int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the training samples (x, y) of a client of a federation, by its name or number."""
+def client_rows(fed: Federation, prior: Prior, client: str | int) -> tuple[Any, Any, bool]:
+    """Return x, y and `encoded` of a client's training rows, as `Prior.personalize` takes them, by its name or number.
+
+    The rows of a table come back as they stand there, because only raw columns tell what usual values of a client are.
+    """
     if prior.algorithm.keeps:
         raise InputError(
             f"The clients of {name_of(prior.algorithm)} keep a state of their own, which a prior does not "
@@ -116,7 +119,9 @@ def client_rows(fed: Federation, prior: Prior, client: str | int) -> tuple[np.nd
     if number is None or not 0 <= number < fed.clients:
         raise InputError(f"There is no client {client!r} in the run.{nearest(str(client), fed.names)}")
     rows = fed.train[number]
-    return fed.x[rows], fed.y[rows]
+    if fed.table is not None:
+        return fed.table.iloc[rows], None, False
+    return fed.x[rows], fed.y[rows], True
 
 
 @checks_arguments

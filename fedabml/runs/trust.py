@@ -7,12 +7,12 @@ fits a `Trust` on the rows held out. It stays with the posterior, at the client,
 - with an aim (`f1`, `recall>=0.8`, `cost:10,1`) the label of two classes follows a threshold chosen for it; with costs
   of decisions (`cost:costs.csv`) the label of any number of classes is the one of least expected cost;
 - prediction sets, or intervals of a regression, contain the truth with a stated coverage;
-- unusual inputs are flagged: values that a table's columns rarely hold, and inputs far from the client's training data
-  in the network's last hidden layer; images and other inputs without columns also by their strangeness, which looks at
-  feature maps, too. Of usual rows, at most a stated share has an alarm.
+- unusual inputs are flagged: values that a table's columns (or the numbers of a short vector) rarely hold, and inputs
+  far from the client's training data in the network's last hidden layer; images and other inputs without columns also
+  by their strangeness, which looks at feature maps, too. Of usual rows, at most a stated share has an alarm.
 
-A posterior that was made without validation rows has no `Trust`. Its predictions for a table still get the flags and
-alarms of what the columns hold over all sites: see `flagged`.
+A posterior that was made without validation rows has no `Trust`. Its predictions still get the flags and alarms of what
+the columns hold over all sites, or at the client if the prior does not know that: see `flagged`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..evaluation.predictions import DISTANCE, STRANGENESS, Checks, Prediction, 
 from ..evaluation.structured import MultiPrediction
 from ..files.sealed import group
 
-COVERAGE = 0.9
+COVERAGE, CALIBRATION = 0.9, "temperature"
 NO_LIMITS = Limits(math.inf)  # where no ranges are known
 Columns = Mapping[str, np.ndarray]
 
@@ -280,14 +280,14 @@ class Trust:
 
 
 def flagged(
-    p: Prediction | Regression | MultiPrediction, columns: Columns, federation: Ranges
+    p: Prediction | Regression | MultiPrediction, columns: Columns, usual: Ranges
 ) -> Prediction | Regression | MultiPrediction:
-    """Return a prediction with the flags and alarms of a table's values, where no validation rows have set limits.
+    """Return a prediction with the flags and alarms of values by column, where no validation rows have set limits.
 
-    `federation` tells what the columns hold over all sites. Of rows like those of all sites, at most a share
+    `usual` tells what the columns hold over all sites, or at the client. Of rows like those, at most a share
     `FALSE_ALARMS` has an alarm.
     """
-    return replace(p, checks=_checked_values(columns, federation, Limits(federation.threshold())))
+    return replace(p, checks=_checked_values(columns, usual, Limits(usual.threshold())))
 
 
 def _checked_values(

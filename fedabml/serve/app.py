@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..arguments import checks_arguments
-from ..errors import InputError
+from ..errors import InputError, quoted
 from ..files.sheets import csv_text
 from ..runs.modules import Model
 from ..runs.outputs import as_text
@@ -202,6 +202,9 @@ def _check_caller(request: Request, token: str | None) -> None:
 
 async def _predict(request: Request, service: Service) -> Response:
     options = service.options
+    if parameter := next(iter(request.query_params), None):
+        problem = f"/predict takes no parameters in its address, and there is {quoted(parameter)}."
+        raise Refusal(422, f"{problem} Send rows in the body; options are those that the service was started with.")
     if service.in_flight >= options.max_requests:
         sentence = f"The service answers {options.max_requests} requests at once. Try again in a moment."
         raise Refusal(429, sentence, retry_after="1")

@@ -319,7 +319,8 @@ def test_regression_end_to_end(patients, tmp_path):
     run("personalize", "run", "--data", "one.csv", "--out", "p.safetensors")
     run("predict", "p.safetensors", "--data", "all.csv", "--out", "p.csv")
     table = rows(tmp_path / "p.csv")
-    assert list(table[0]) == ["row", "mean", "std", "model_std", "alarm", "flags"] and len(table) == len(patients)
+    assert list(table[0]) == ["row", "mean", "std", "model_std", "alarm", "score", "flags"]
+    assert len(table) == len(patients)
 
 
 def test_a_folder_of_clients(tmp_path):

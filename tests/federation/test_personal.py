@@ -83,6 +83,20 @@ def test_validation_aim_and_identifiers_are_passed_on(tmp_path):
         personalize(sites["b"], x=frame(0))
 
 
+@pytest.mark.parametrize("kind", ["table", "arrays"])
+def test_values_are_checked_by_the_own_rows_of_a_site_because_a_federated_prior_holds_no_ranges(tmp_path, kind):
+    sites, schema = make_sites(tmp_path, kind)
+    trained(sites, schema)
+    out = tmp_path / "posterior.safetensors"
+    posterior = personalize(sites["b"], out, epochs=1)
+    usual = frame(1) if kind == "table" else np.load(sites["b"].settings.data)["x_train"]
+    checks = posterior.predict(usual).checks
+    assert checks.alarm.mean() <= 0.05
+    spoiled = usual.assign(dose=9e6) if kind == "table" else np.concatenate([usual[:, :1] + 9e6, usual[:, 1:]], 1)
+    alarms = load_posterior(out).predict(spoiled).checks
+    assert alarms.alarm.all() and all(("dose" if kind == "table" else "x0") in causes for causes in alarms.causes)
+
+
 def test_test_rows_take_no_part(tmp_path):
     sites, schema = make_sites(tmp_path, "table", split_by="admitted", test_share=0.3)
     trained(sites, schema)

@@ -136,6 +136,24 @@ def test_it_is_saved_with_the_posterior(hospital, posterior, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"coverage": 7}, "The coverage is 7; it must lie between 0 and 1"),
+        ({"false_alarms": -3}, "The share of false alarms is -3"),
+        ({"calibration": "platt"}, "The calibration is 'platt'"),
+        ({"aim": "best"}, "aim of the threshold"),
+        ({"coverage": 0.8}, "A coverage needs validation rows: give validation=0.2"),
+        ({"false_alarms": 0.01}, "A share of false alarms needs validation rows"),
+        ({"calibration": "none"}, "A calibration needs validation rows"),
+    ],
+)
+def test_an_option_without_effect_or_out_of_range_is_refused_without_validation_rows(hospital, option, says):
+    prior, rows, _ = hospital
+    with pytest.raises(InputError, match=says):
+        prior.personalize(rows.head(60), **option)
+
+
+@pytest.mark.parametrize(
     "damage",
     [
         {"temperature": -1},
@@ -287,6 +305,12 @@ def test_why_distances_are_not_judged_is_said(hospital, digits, tmp_path):
         by_values,
         "limits      those of all sites: made without --validation",
     ]
+    recipe = dataclasses.replace(prior.input_spec.recipe, ranges=None)  # as in a deployed federation
+    federated = dataclasses.replace(prior, input_spec=dataclasses.replace(prior.input_spec, recipe=recipe))
+    assert alarm_lines(federated.personalize(rows)) == [
+        by_values,
+        "limits      by the client's own rows: made without --validation",
+    ]
     assert alarm_lines(prior.personalize(rows.head(30), validation=0.3)) == [
         by_values,
         "distances   not judged: 9 validation rows are too few, 39 suffice",
@@ -350,6 +374,31 @@ def test_a_client_of_the_run_by_name(tmp_path, monkeypatch):
         kept.posterior("Hospital F")
 
 
+def test_a_client_of_the_run_has_the_limits_of_its_own_rows(tmp_path, monkeypatch):
+    """A small hospital often has no age: that is common there, and no alarm, however its rows are named."""
+    monkeypatch.chdir(tmp_path)
+    table = hospitals.patients(1).drop(columns=["risk", "patient"])
+    own = (table.hospital == "Hospital L").to_numpy()
+    gaps = own & (np.arange(len(table)) % 5 == 0)
+    table = table.assign(age=table.age.mask(gaps))
+    table.to_csv("patients.csv", index=False)
+    words = ("--data", "patients.csv", "--client-column", "hospital", "--target-column", "died", "--model", "mlr")
+    words += ("--test-share", 0, "--no-evaluate", "--rounds", 2, "--participation", 1)
+    command("train", *words, "--out", "run")
+    fed = fedabml.read_table("patients.csv", client="hospital", target="died", test_share=0)
+    run = fedabml.train(fed, "mlr", rounds=2, participation=1.0, evaluate=False)
+    rows = table[own].reset_index(drop=True)
+    command("personalize", "run", "--client", "Hospital L", "--validation", 0.3, "--no-compare", "--out", "l.pt")
+    alike = fedabml.load_prior("run").personalize(rows, validation=0.3)
+    with pytest.raises(InputError, match=r"shared\.safetensors"):
+        fedabml.load_prior(tmp_path)  # no run's folder
+    for posterior in (run.posterior("Hospital L", validation=0.3), fedabml.load_posterior("l.pt")):
+        assert posterior.trust.ranges == alike.trust.ranges and posterior.trust.range_limits.gaps.keys() == {"age"}
+        checks = posterior.predict(rows).checks
+        assert not checks.alarm[rows.age.isna()].any()
+        assert any("such values are common at this client" in text for texts in checks.flags for text in texts)
+
+
 def test_a_regression_has_intervals():
     random = np.random.default_rng(0)
     x = random.normal(size=(1500, 3)).astype(np.float32)
@@ -362,6 +411,25 @@ def test_a_regression_has_intervals():
     assert covered == pytest.approx(0.8, abs=0.06)
     far = posterior.predict(50 + x[1000:]).checks
     assert far.alarm.all() and checks.alarm.mean() < 0.1
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.4])
+def test_the_numbers_of_a_short_vector_are_checked_like_columns(validation, tmp_path):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(900, 3)).astype(np.float32)
+    y = (x[:, 0] + 0.5 * random.normal(size=900) > 0).astype(int)
+    fed = fedabml.Federation.from_arrays([(x[i:300:3], y[i:300:3]) for i in range(3)])
+    prior = fedabml.train(fed, "mlr", rounds=2, participation=1.0, evaluate=False).prior
+    posterior = prior.personalize(x[:600], y[:600], validation=validation)
+    posterior = fedabml.load_posterior(posterior.save(tmp_path / "p.safetensors"))
+    usual, spoiled = posterior.predict(x[600:]).checks, posterior.predict(x[600:] * [1, 100, 1]).checks
+    assert usual.alarm.mean() < 0.08
+    far = np.abs(x[600:, 1]) > 0.1
+    assert all("x1" in causes for causes, is_far in zip(spoiled.causes, far, strict=True) if is_far)
+    assert "x1 is" in spoiled.flags[int(np.argmax(far))][0]
+    wide = fedabml.Federation.from_arrays([(np.tile(x[i:300:3], 22), y[i:300:3]) for i in range(3)])
+    prior = fedabml.train(wide, "mlr", rounds=1, evaluate=False).prior
+    assert prior.personalize(np.tile(x[:60], 22), y[:60]).predict(np.tile(x[600:], 22)).checks is None
 
 
 def test_the_command_line_says_what_it_found(hospital, tmp_path):
@@ -385,7 +453,7 @@ def test_the_command_line_says_what_it_found(hospital, tmp_path):
     assert "--report" in command("predict", *words, "--report", tmp_path / "p.csv", code=2).output
     said = command("predict", *words, "--report", tmp_path / "p.html").stdout
     lines = list(csv.DictReader((tmp_path / "p.csv").read_text("utf-8").splitlines()))
-    assert set(lines[0]) >= {"label", "set", "alarm", "distance", "flags"}
+    assert set(lines[0]) >= {"label", "set", "alarm", "score", "distance", "flags"}
     assert np.mean([line["alarm"] == "yes" for line in lines]) > 0.85  # where creatinine was measured
     assert any("creatinine is" in line["flags"] for line in lines)
     count = sum(line["alarm"] == "yes" for line in lines)

@@ -58,11 +58,18 @@ def test_a_table_is_answered_as_predict_does(files, table):
     assert np.allclose([[row["p_no"], row["p_yes"]] for row in rows], p.probs, atol=1e-12)
     assert np.allclose([row["mutual_information"] for row in rows], p.mutual_information, atol=1e-12)
     assert np.allclose([row["distance"] for row in rows], p.checks.distance)
+    assert np.allclose([row["score"] for row in rows], p.checks.score)
     assert [row["alarm"] for row in rows] == p.checks.alarm.tolist() and [
         row["flags"] for row in rows
     ] == p.checks.flags
     assert [set(row["set"]) for row in rows] == [{("no", "yes")[c] for c in s.nonzero()[0]} for s in p.checks.sets]
     assert reply.json()["ignored"] == ["ill", "site"] and reply.headers["x-posterior"] == reply.json()["posterior"]
+
+
+@pytest.mark.parametrize("query", ["unknown=other", "quantiles=0.1,0.9", "%0A="])
+def test_parameters_in_the_address_are_refused(table, query):
+    reply = table.post(f"/predict?{query}", json={"rows": rows_of(patients(2, 9))})
+    assert reply.status_code == 422 and "/predict takes no parameters in its address" in reply.json()["detail"]
 
 
 def test_csv_goes_in_and_comes_out(table):
