@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..evaluation.decisions import SPECIFICITY
-from ..evaluation.measures import FEW_ROWS, Measure, size
+from ..evaluation.measures import FEW_ROWS, Measure, positive_class, size
 from ..files.paths import write
 from ..files.sealed import write_json
 from ..files.sheets import csv_records, markdown_table
@@ -90,6 +90,8 @@ def _base(comparison: Comparison, columns: Sequence[Measure]) -> list[Cell]:
 def decision_notes(comparison: Comparison) -> list[str]:
     """Explain the table of ranks and decisions: who counts, and which specificity sensitivity is at."""
     lines = ["Pooled: the samples of all clients together. The others are means over clients."]
+    if positive := positive_class({"class_names": comparison.class_names}):
+        lines.append(f"Average precision, F1, recall, precision and sensitivity are those of {positive}.")
     if words := next(iter(comparison.large_only.values()), ""):
         lines.append(f"These means are over clients {words}, because chance decides the measures of the others.")
     if any(column.key == "sensitivity" for column in comparison.decisions):

@@ -258,6 +258,12 @@ class Comparison:
         """Whether means of ranks and decisions leave clients of few rows out: earlier results have no such means."""
         return all("base_ece" in summary for summary in self._summaries)
 
+    @cached_property
+    def class_names(self) -> list[str]:
+        """The names of two classes, the positive one second; empty with more, and where earlier results lack them."""
+        named = (result.facts["class_names"] for result in self.results.values() if "class_names" in result.facts)
+        return list(next(named, ()))
+
     @property
     def large_only(self) -> dict[str, str]:
         """By key, the measures that leave clients of few rows out, and which clients count instead."""

@@ -189,6 +189,8 @@ def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound
         record["train_rows"] = setup.cohort.fed.train.counts.tolist()
         if cell.config.data or cell.config.drop_small or study.given:  # else they are numbered
             record["names"] = list(setup.cohort.fed.names)
+        if setup.cohort.fed.classes == 2:
+            record["class_names"] = list(setup.cohort.fed.class_names)
         own_scores, config = [] if i in errors else scores_of[i], cell.config.to_dict()
         yield Result(
             cell.identity, cell.label, config, own_scores, record, errors.get(i), curves[i], observations.get(i, {})

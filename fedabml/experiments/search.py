@@ -27,7 +27,7 @@ from torch import nn
 from ..algorithms.hyper import Range
 from ..data import Federation
 from ..errors import InputError
-from ..evaluation.measures import MEASURES, client_measure, key_of_large, of_large
+from ..evaluation.measures import MEASURES, OF_POSITIVE, client_measure, key_of_large, of_large, positive_class
 from ..runs.config import RunConfig, Table
 from .cell import Cell, Result
 from .ledger import Ledger
@@ -67,6 +67,7 @@ class Trial:
     second: float | None = None  # of the measure on validation data of the second seed, once it is confirmed there
     refused: str | None = None  # why it was not confirmed
     who: str = ""  # which clients the measure is of, such as "of 10 rows or more"; empty: all
+    positive: str = ""  # the positive class of two, where the measure is of it
     base: tuple[float | None, float | None] = (None, None)  # the base rate's measure and NLL, mean over seeds
 
     @property
@@ -177,7 +178,9 @@ class Search:
         name, seconds = self.config.algorithm, sum(result.facts.get("seconds", 0.0) for result in results)
         error = next((result.error for result in results if result.error), None)
         reason = error or f"{measure} is not finite"
-        failed = Trial(name, number, point, {}, measure, None, None, WORST, seconds, reason)
+        of_one = client_measure(measure) in OF_POSITIVE
+        positive = positive_class(results[0].facts) * of_one
+        failed = Trial(name, number, point, {}, measure, None, None, WORST, seconds, reason, positive=positive)
         scored = []
         for scores in zip(*(result.scores for result in results if not error), strict=True):
             if not any(score.error for score in scores):

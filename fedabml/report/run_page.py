@@ -16,7 +16,7 @@ from ..evaluation.measures import (
     MEASURES,
     WORST_TENTH,
     Measure,
-    at_specificity,
+    in_words,
     of_large,
 )
 from . import figures, thin, unseen
@@ -126,7 +126,7 @@ def _tiles(run: Run) -> Section:
         if key in always or (key in _TILES and two_classes and run.number(key) is not None):
             value = _formatted(run, measure)
             css_class = "lead" if key == run.metric else "words" if value == TOO_FEW else ""
-            measure = at_specificity(measure, run.number("specificity"))
+            measure = in_words(measure, run.summary)
             meaning = f"{measure.meaning} {_of_large(run, key)}".rstrip()
             tiles.append(Tile(measure.title, value, meaning, css_class))
     return Section(tiles=tiles, notes=_small_note(run))
@@ -184,7 +184,9 @@ def _small_note(run: Run) -> list[str]:
 
 def _comparison(runs: Sequence[Run]) -> Section:
     """Show every measure of every run, with a star at the best."""
-    measures = [m for m in MEASURES.values() if any(run.number(m.key) is not None for run in runs)]
+    known = (m for m in MEASURES.values() if any(run.number(m.key) is not None for run in runs))
+    shared = runs[0].summary if len({tuple(run.classes) for run in runs}) == 1 else {}
+    measures = [in_words(measure, shared) for measure in known]
     settings = [key for key in ("dataset", "model", "seed", "rounds") if len({str(run.fact(key)) for run in runs}) > 1]
     best = {measure.key: _best_runs(runs, measure) for measure in measures}
     rows = []
@@ -263,9 +265,9 @@ def _client_table(run: Run, several: bool, limit: int) -> Table:
             f"The table shows {len(listed):,} of {count}: the worst-off, the best-off and a random sample of the "
             "others. The file clients.csv holds every client."
         )
-    head = ["Client", *(counts.get(key) or measures[key].title for key in keys)]
-    level = run.number("specificity")
-    hints = ["", *("" if key in counts else at_specificity(measures[key], level).name for key in keys)]
+    worded = {key: in_words(measures[key], run.summary) for key in keys if key not in counts}
+    head = ["Client", *(worded[key].title if key in worded else counts[key] for key in keys)]
+    hints = ["", *(worded[key].name if key in worded else "" for key in keys)]
     return Table(head, rows, hints, fold=f"Table of {count}{seeds}" + f": {run.name}" * several, notes=notes)
 
 

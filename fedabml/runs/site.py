@@ -26,9 +26,10 @@ from ..arguments import checks_arguments
 from ..errors import InputError
 from ..evaluation import calibration
 from ..evaluation.decisions import RESAMPLES, auroc, bootstrap, wilson
-from ..evaluation.measures import FEW_OF_CLASS
+from ..evaluation.measures import FEW_OF_CLASS, positive_class
 from ..evaluation.predictions import Prediction, Regression
 from ..evaluation.structured import MultiPrediction
+from .outputs import class_names
 from .posterior import Posterior
 from .prior import Prior, rows_digest
 from .trust import Trust
@@ -63,6 +64,7 @@ class SiteReport:
     worse: dict[str, tuple[float, float]]
     scores: dict[str, dict[str, Score]] = field(default_factory=dict)  # by model and measure: NLL, AUROC, recall, …
     calibration: str = "none"  # of all three; it is fitted on other rows than those scored
+    positive: str = ""  # the positive class of two, as `measures.positive_class` names it
 
     @property
     def best(self) -> str:
@@ -79,7 +81,8 @@ class SiteReport:
             gap = f"{NAMES[name]} is worse by {mean:.3f}{within}"
             parts.append(gap if math.isfinite(mean) else f"{NAMES[name]} diverges")
         best = NAMES[self.best]
-        more = "".join(f", {name} {score}" for name, score in self.scores.get(self.best, {}).items() if name != "NLL")
+        others = {name: score for name, score in self.scores.get(self.best, {}).items() if name != "NLL"}
+        more = "".join(f", {self._heading(name)} {score}" for name, score in others.items())
         scored = f"NLL {self.nll[self.best]:.3f} on {held_out_rows(self.rows)}{more}"
         few = " So few rows give no interval, and the differences may be chance." if self.rows < FEW_OF_CLASS else ""
         return f"{best[0].upper()}{best[1:]} serves this site best: {scored}; {', '.join(parts)}.{few}"
@@ -88,7 +91,11 @@ class SiteReport:
         """Return the head and the rows of a table of all scores, a row per model."""
         measures = list(self.scores[self.best])
         rows = [[NAMES[name], *(str(scores[m]) for m in measures)] for name, scores in self.scores.items() if scores]
-        return ["", *measures], rows
+        return ["", *map(self._heading, measures)], rows
+
+    def _heading(self, measure: str) -> str:
+        """Return the name of a measure, which for recall names the class that is to be found."""
+        return f"{measure} of {self.positive}" if measure == "recall" and self.positive else measure
 
 
 def held_out_rows(count: int) -> str:
@@ -171,7 +178,9 @@ def compare_at_site(
         worse[name] = float(gap.mean()), _half(gap) if np.isfinite(gap).all() else math.inf
     scores = {name: measures for name, (_, measures) in results.items()}
     kind = "none" if prior.input_spec.task == "regression" else trust.kind if trust else "temperature"
-    return SiteReport(len(held[1]), means, {name: worse[name] for name in losses if name in worse}, scores, kind)
+    positive = positive_class({"class_names": class_names(prior.input_spec)})
+    ordered = {name: worse[name] for name in losses if name in worse}
+    return SiteReport(len(held[1]), means, ordered, scores, kind, positive)
 
 
 def _half(values: np.ndarray) -> float:

@@ -376,9 +376,10 @@ def test_the_command_line_says_what_it_found(hospital, tmp_path):
     assert "serves this site best" in out
     assert (
         "validation  180 rows, held out" in out
-        and "for f1" in out
+        and "for f1 of 'yes', chosen on " in out
         and "coverage    90% sets" in out
-        and "positive rows" in out
+        and "rows of 'yes'" in out
+        and "recall of 'yes'" in out
     )
     assert "on average over new rows like those held out" in out
     words = [tmp_path / "posterior.safetensors", "--data", tmp_path / "new.csv", "--out", tmp_path / "p.csv"]
