@@ -252,7 +252,7 @@ def _client_table(run: Run, several: bool, limit: int) -> Table:
     )
     notes = [*_small_note(run), *_chance(run)]
     if any(client.values.get(f"{key}_low") is not None for client in run.clients for key in keys):
-        wilson = "coverage" if run.regression else "accuracy"
+        wilson = "coverage" if run.regression else "accuracy and recall" if len(run.classes) == 2 else "accuracy"
         notes.append(f"Parentheses hold 95% intervals over rows: Wilson's of {wilson}, bootstrap ones of the others.")
     if marked := sum(map(run.few_of_class, run.clients)):
         notes.append(
