@@ -205,6 +205,8 @@ WORST_TENTH = "accuracy_worst_decile"
 TWO_CLASSES = ("recall", "precision", "sensitivity")  # measures of the positive class, which more classes do not have
 OF_POSITIVE = ("average_precision", "f1", *TWO_CLASSES)  # measures that of two classes are those of the positive one
 DECISIONS = ("auroc", "average_precision", "balanced_accuracy", "f1", *TWO_CLASSES)  # of ranks and decisions
+# The measures of every client that a comparison's cells hold; cells of earlier versions have the first three alone.
+OF_CLIENTS = (*("accuracy", "rmse", "nll"), *DECISIONS, *("mae", "pinball", "coverage", "interval_width"))
 # The columns of a comparison's table of ranks and decisions.
 DECIDED = (*(key for name in DECISIONS for key in (f"{name}_pooled", name)), "classwise_ece")
 # The pooled measure that stands for a mean over clients where many clients have too few rows to be judged alone.

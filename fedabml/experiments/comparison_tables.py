@@ -350,17 +350,19 @@ def _record(comparison: Comparison, row: Row) -> Table:
 
 
 def _clients(comparison: Comparison) -> Iterable[Table]:
-    """Yield a record per algorithm, seed and client."""
+    """Yield a record per algorithm, seed and client: the main measure beside Local only, and all that results hold."""
     main = comparison.columns[0].key
+    measures = [key for key in comparison.client_measures if key not in (main, "nll")]
     for row in comparison.rows:
         for seed in comparison.seeds:
             values, nll = comparison.values(row.label, seed, main), comparison.values(row.label, seed, "nll")
             local_values = comparison.values(comparison.local or "", seed, main)
             if values is None or nll is None:
                 continue
+            columns = {key: comparison.values(row.label, seed, key) for key in measures}
             for i, name in enumerate(comparison.client_names[seed]):
                 local = None if local_values is None else local_values[i]
                 yield {
                     "algorithm": row.label, "seed": seed, "client": i, "name": name, main: values[i], "nll": nll[i],
                     f"local_{main}": local, "difference": None if local is None else values[i] - local,
-                }  # fmt: skip
+                } | {key: None if column is None else column[i] for key, column in columns.items()}  # fmt: skip

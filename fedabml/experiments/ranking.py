@@ -330,6 +330,12 @@ class Comparison:
         column = result.scores[0].clients.get(measure) if result else None
         return None if column is None else np.array(column, float)
 
+    @cached_property
+    def client_measures(self) -> list[str]:
+        """The keys of every client's measures that any result has: those of earlier versions have fewer."""
+        scored = (result.scores[0].clients for result in self.results.values() if result.scores)
+        return list(dict.fromkeys(key for columns in scored for key in columns))
+
     def reliability(self, label: str) -> list[Table]:
         """Return how often a row's predictions are right by confidence, over all seeds; empty if a seed lacks it."""
         tables = [result.scores[0].reliability for result in self.finished(label).values()]

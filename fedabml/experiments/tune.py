@@ -95,7 +95,7 @@ class Tuned:
 
     @property
     def decided_by(self) -> str:
-        """The measure with its positive class, and the clients that it is of, where clients of few rows do not count."""
+        """The measure with its positive class, and which clients it is of, where those of few rows do not count."""
         every = [trial for trials in self.trials.values() for trial in trials]
         who, positive = (next(filter(None, (getattr(t, name) for t in every)), "") for name in ("who", "positive"))
         named = f"{self.measure} of {positive}" if positive else self.measure

@@ -315,9 +315,7 @@ def test_a_client_with_few_rows_of_the_rarer_class_has_intervals(monkeypatch):
     for key in (*BOOTSTRAPPED, "recall"):
         low, high = found[f"{key}_low"], found[f"{key}_high"]
         assert low[0] <= found[key][0] <= high[0] and low[0] < high[0] and np.isnan(low[1])
-        assert np.isnan(low[2]) == (
-            key in BOOTSTRAPPED
-        )  # three deaths: shares have Wilson's interval, no other has one
+        assert np.isnan(low[2]) == (key in BOOTSTRAPPED)  # of three deaths, shares alone have one
     hits = (y == 1) & (score > 0.5) & (owner == 0)
     assert found["recall_low"][0] == pytest.approx(wilson(np.array(hits.sum()), np.array(5))[0])
     parts = [key for key in found if key.endswith(("_low", "_high"))]
