@@ -205,8 +205,9 @@ WORST_TENTH = "accuracy_worst_decile"
 TWO_CLASSES = ("recall", "precision", "sensitivity")  # measures of the positive class, which more classes do not have
 OF_POSITIVE = ("average_precision", "f1", *TWO_CLASSES)  # measures that of two classes are those of the positive one
 DECISIONS = ("auroc", "average_precision", "balanced_accuracy", "f1", *TWO_CLASSES)  # of ranks and decisions
+OF_NUMBERS = ("rmse", "nll", "mae", "pinball", "coverage", "interval_width")  # of a regression
 # The measures of every client that a comparison's cells hold; cells of earlier versions have the first three alone.
-OF_CLIENTS = (*("accuracy", "rmse", "nll"), *DECISIONS, *("mae", "pinball", "coverage", "interval_width"))
+OF_CLIENTS = (*("accuracy", "rmse", "nll"), *DECISIONS, *OF_NUMBERS[2:])
 # The columns of a comparison's table of ranks and decisions.
 DECIDED = (*(key for name in DECISIONS for key in (f"{name}_pooled", name)), "classwise_ece")
 # The pooled measure that stands for a mean over clients where many clients have too few rows to be judged alone.
@@ -281,13 +282,18 @@ def in_words(measure: Measure, summary: Mapping[str, Any]) -> Measure:
 
 
 def key_of_large(key: str, summary: Mapping[str, Any]) -> str:
-    """Return the key of a measure in a summary without the clients of few rows, where it leaves any out."""
+    """Return the key of a measure in a summary without the clients of few rows: `*_large` in summaries of before."""
     return f"{key}_large" if f"{key}_large" in summary else key
+
+
+def key_of_all(key: str, summary: Mapping[str, Any]) -> str:
+    """Return the key of a measure in a summary over all clients, those of few rows, too."""
+    return f"{key}_all" if f"{key}_all" in summary else key
 
 
 def of_large(key: str, summary: Mapping[str, Any]) -> str:
     """Say which clients count in a measure of a summary: empty where all do, else such as "of 10 rows or more"."""
-    if f"{key}_large" not in summary:
+    if f"{key}_large" not in summary and f"{key}_all" not in summary:
         return ""
     of_class = key != WORST_TENTH and "clients_few_of_class" in summary
     return f"of {FEW_OF_CLASS}+ rows per class" if of_class else f"of {FEW_ROWS} rows or more"

@@ -25,6 +25,7 @@ from ..evaluation.measures import (
     POOLED,
     WORST_TENTH,
     Measure,
+    key_of_all,
     key_of_large,
     of_large,
 )
@@ -288,8 +289,7 @@ class Comparison:
     def _base(self, result: Result, key: str) -> float | None:
         """Return the base rate's measure of the clients of one seed."""
         summary = result.scores[0].summary
-        name = key_of_large(f"base_{key}", summary) if self._without_small else f"base_{key}"
-        value: float | None = summary.get(name)
+        value: float | None = summary.get(self._key(key, summary, "base_"))
         return value
 
     @cached_property
@@ -320,9 +320,17 @@ class Comparison:
             accuracies = values[large & ~np.isnan(values)] if values is not None else np.zeros(0)
             return worst_decile(accuracies) if len(accuracies) else None
         summary = self.results[label, seed].scores[0].summary
-        decided = self._without_small and measure in DECIDED
-        value: float | None = summary.get(key_of_large(measure, summary) if decided else measure)
+        value: float | None = summary.get(self._key(measure, summary))
         return value
+
+    def _key(self, measure: str, summary: Table, prefix: str = "") -> str:
+        """Return the key of a measure: clients of few rows count in the table's means, but not in those of decisions.
+
+        They do not count in the base rate's worst tenth either.
+        """
+        decided = measure in DECIDED or (prefix and measure == WORST_TENTH)
+        choose = key_of_large if self._without_small and decided else key_of_all
+        return choose(f"{prefix}{measure}", summary)
 
     def values(self, label: str, seed: int, measure: str) -> np.ndarray | None:
         """Return a measure of every client, NaN for a client without data; None where no run has the measure."""
@@ -358,7 +366,7 @@ class Comparison:
         for round in curves[0] if curves and len(curves[0]) > 1 else ():
             lines = [curve.get(round, {}) for curve in curves]
             if all(key in line for line in lines):
-                middle, half = mean([line[key] for line in lines])
+                middle, half = mean([line[key_of_all(key, line)] for line in lines])
                 points.append({"round": round, key: middle, f"{key}_half": half})
             else:
                 error = next((line["error"] for line in lines if line.get("error")), "missing")

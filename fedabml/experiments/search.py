@@ -27,7 +27,7 @@ from torch import nn
 from ..algorithms.hyper import Range
 from ..data import Federation
 from ..errors import InputError
-from ..evaluation.measures import MEASURES, OF_POSITIVE, client_measure, key_of_large, of_large, positive_class
+from ..evaluation.measures import MEASURES, OF_POSITIVE, client_measure, key_of_all, key_of_large, of_large, positive_class
 from ..runs.config import RunConfig, Table
 from .cell import Cell, Result
 from .ledger import Ledger
@@ -262,7 +262,7 @@ class Search:
 def measured(summary: Table, measure: str) -> float | None:
     """Return a measure without the clients of few rows, as pages show it; of all clients where every one has few."""
     value: float | None = summary.get(key_of_large(measure, summary))
-    return summary.get(measure) if value is None else value
+    return summary.get(key_of_all(measure, summary)) if value is None else value
 
 
 def _base(summaries: Sequence[Table], measure: str) -> tuple[float | None, float | None]:
