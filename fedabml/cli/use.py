@@ -259,7 +259,9 @@ def trust_lines(trust: Trust | None, several: bool, positive: str = "") -> list[
         how = f"temperature {trust.temperature:.3g}" if trust.kind == "temperature" else trust.kind
         pairs = [("NLL", trust.nll_before, trust.nll_after), ("ECE", trust.ece_before, trust.ece_after)]
         effect = ", ".join(f"{name} {number(a)} → {number(b)}" for name, a, b in pairs if b is not None)
-        lines.append(f"calibration {how}" + ("" if trust.kind == "none" else f": {effect} (cross-validated)"))
+        harm = trust.nll_after is not None and trust.nll_after > trust.nll_before
+        worse = "; the NLL rises, and --calibration none leaves the probabilities as they are" * harm
+        lines.append(f"calibration {how}" + ("" if trust.kind == "none" else f": {effect} (cross-validated){worse}"))
     if trust.threshold is not None:
         few = "; so few make it uncertain" if (trust.positives or 0) < 10 else ""
         of = f" of {positive or 'the positive class'}"

@@ -27,7 +27,15 @@ from torch import nn
 from ..algorithms.hyper import Range
 from ..data import Federation
 from ..errors import InputError
-from ..evaluation.measures import MEASURES, OF_POSITIVE, client_measure, key_of_all, key_of_large, of_large, positive_class
+from ..evaluation.measures import (
+    MEASURES,
+    OF_POSITIVE,
+    client_measure,
+    key_of_all,
+    key_of_large,
+    of_large,
+    positive_class,
+)
 from ..runs.config import RunConfig, Table
 from .cell import Cell, Result
 from .ledger import Ledger

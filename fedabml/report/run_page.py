@@ -34,13 +34,12 @@ _TILES = (
 _SAMPLES = {"n_train": "Train", "n_val": "Validation", "n_test": "Test"}
 _CLIENT_MEASURES = (
     *("accuracy", "exact_match", "prior_accuracy", "prior_level_accuracy", "rmse", "prior_rmse"),
-    *("base_accuracy", *DECISIONS, "nll", "ece", "classwise_ece", "brier", "mae", "pinball", "coverage"),
+    *("base_accuracy", "base_rmse", *DECISIONS, "nll", "ece", "classwise_ece", "brier", "mae", "pinball", "coverage"),
     *("interval_width", "entropy", "mutual_information"),
 )
 _BASE = {
-    "base_accuracy": replace(
-        MEASURES["accuracy"], key="base_accuracy", label="base rate", name="accuracy of the base rate"
-    )
+    f"base_{key}": replace(MEASURES[key], key=f"base_{key}", label="base rate", name=f"{word} of the base rate")
+    for key, word in (("accuracy", "accuracy"), ("rmse", "RMSE"))
 }
 _LABEL_MEASURES = ("auroc", "average_precision", "f1", "recall", "precision", "classwise_ece")
 MOST_LABELS = 200  # rows of the table of labels
@@ -118,16 +117,19 @@ def _tiles(run: Run) -> Section:
 
     Where the run has small clients, pooled measures and the worst decile of the others belong to them.
     """
-    tiles, always = [], {run.metric}
+    tiles, always, lead = [], {run.metric}, run.metric
     if run.small_clients:
+        lead = f"{run.metric}_pooled"  # the mean counts a client of one row like one of a thousand
         always |= {f"{run.metric}_pooled", f"{run.metric}_worst_decile"}
     for key, measure in MEASURES.items():
         two_classes = key != "auroc_pooled" or run.number("recall_pooled") is not None
         if key in always or (key in _TILES and two_classes and run.number(key) is not None):
             value = _formatted(run, measure)
-            css_class = "lead" if key == run.metric else "words" if value == TOO_FEW else ""
+            css_class = "lead" if key == lead else "words" if value == TOO_FEW else ""
             measure = in_words(measure, run.summary)
             meaning = f"{measure.meaning} {_of_large(run, key)}".rstrip()
+            if (base := run.number(f"base_{key}")) is not None:
+                meaning += f"; base rate {measure.format(base)}"
             tiles.append(Tile(measure.title, value, meaning, css_class))
     return Section(tiles=tiles, notes=_small_note(run))
 
@@ -139,7 +141,8 @@ def _scores(run: Run) -> list[Section]:
         return MISSING if value is None else measure.format(value)
 
     summary = dict(run.summary)
-    if run.small_clients and WORST_TENTH in summary and f"{WORST_TENTH}_all" not in summary:  # earlier versions wrote that of all clients alone
+    if run.small_clients and WORST_TENTH in summary and f"{WORST_TENTH}_all" not in summary:
+        # Earlier versions wrote that of all clients alone.
         summary.setdefault(f"{WORST_TENTH}_large", run.number(WORST_TENTH))
     head, rows = score_cells(summary, form)
     rows = [row for row in rows if any(cell.value is not None for cell in row)]
@@ -266,6 +269,11 @@ def _client_table(run: Run, several: bool, limit: int) -> Table:
             "others. The file clients.csv holds every client."
         )
     worded = {key: in_words(measures[key], run.summary) for key in keys if key not in counts}
+    if "base_accuracy" in keys and "recall" in keys:
+        notes.append(
+            "The base rate ranks nothing, so its AUROC is 0.5 at every client. It finds all rows of the client's "
+            "commonest class, and none of the other."
+        )
     head = ["Client", *(worded[key].title if key in worded else counts[key] for key in keys)]
     hints = ["", *(worded[key].name if key in worded else "" for key in keys)]
     return Table(head, rows, hints, fold=f"Table of {count}{seeds}" + f": {run.name}" * several, notes=notes)

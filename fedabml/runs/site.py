@@ -25,7 +25,7 @@ from ..algorithms.local import Local
 from ..arguments import checks_arguments
 from ..errors import InputError
 from ..evaluation import calibration
-from ..evaluation.decisions import RESAMPLES, auroc, bootstrap, wilson
+from ..evaluation.decisions import RESAMPLES, auroc, base_rate, base_regression, bootstrap, wilson
 from ..evaluation.measures import FEW_OF_CLASS, positive_class
 from ..evaluation.predictions import Prediction, Regression
 from ..evaluation.structured import MultiPrediction
@@ -50,7 +50,7 @@ class Score(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        ends = "" if math.isnan(self.low) else f" ({self.low:.3f} to {self.high:.3f})"
+        ends = " °" if math.isnan(self.low) else f" ({self.low:.3f} to {self.high:.3f})"
         return "–" if math.isnan(self.value) else f"{self.value:.3f}{ends}"
 
 
@@ -64,6 +64,8 @@ class SiteReport:
     worse: dict[str, tuple[float, float]]
     scores: dict[str, dict[str, Score]] = field(default_factory=dict)  # by model and measure: NLL, AUROC, recall, …
     calibration: str = "none"  # of all three; it is fitted on other rows than those scored
+    # Of a model that knows the training targets alone, by measure; empty for several answers per input.
+    base: dict[str, float] = field(default_factory=dict)
     positive: str = ""  # the positive class of two, as `measures.positive_class` names it
 
     @property
@@ -85,12 +87,17 @@ class SiteReport:
         more = "".join(f", {self._heading(name)} {score}" for name, score in others.items())
         scored = f"NLL {self.nll[self.best]:.3f} on {held_out_rows(self.rows)}{more}"
         few = " So few rows give no interval, and the differences may be chance." if self.rows < FEW_OF_CLASS else ""
+        if not few and "°" in more:
+            few = f" ° With fewer than {FEW_OF_CLASS} rows of a class, chance decides this value."
         return f"{best[0].upper()}{best[1:]} serves this site best: {scored}; {', '.join(parts)}.{few}"
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the head and the rows of a table of all scores, a row per model."""
         measures = list(self.scores[self.best])
         rows = [[NAMES[name], *(str(scores[m]) for m in measures)] for name, scores in self.scores.items() if scores]
+        if self.base:
+            base = (self.base.get(measure, math.nan) for measure in measures)
+            rows.append(["the base rate", *("–" if math.isnan(value) else f"{value:.3f}" for value in base)])
         return ["", *map(self._heading, measures)], rows
 
     def _heading(self, measure: str) -> str:
@@ -180,7 +187,21 @@ def compare_at_site(
     kind = "none" if prior.input_spec.task == "regression" else trust.kind if trust else "temperature"
     positive = positive_class({"class_names": class_names(prior.input_spec)})
     ordered = {name: worse[name] for name in losses if name in worse}
-    return SiteReport(len(held[1]), means, ordered, scores, kind, positive)
+    base = _base(prior.input_spec.task, train[1], held[1], prior.input_spec.classes or 0)
+    return SiteReport(len(held[1]), means, ordered, scores, kind, base, positive)
+
+
+def _base(task: str, train: np.ndarray, y: np.ndarray, classes: int) -> dict[str, float]:
+    """Return the scores of a model that knows only the targets of the training rows, by the names of measures."""
+    owner = np.zeros(len(y), int)
+    if task == "classification":
+        found, _ = base_rate(y, owner, np.bincount(train, minlength=classes)[None])
+    elif task == "regression":
+        found, _ = base_regression(y, owner, train, np.zeros(len(train), int), np.zeros(1, int))
+    else:
+        return {}
+    named = {"NLL": "nll", "AUROC": "auroc", "recall": "recall", "accuracy": "accuracy", "RMSE": "rmse"}
+    return {name: float(found[f"base_{key}"][0]) for name, key in named.items() if f"base_{key}" in found}
 
 
 def _half(values: np.ndarray) -> float:
@@ -209,7 +230,8 @@ def _judged(p: Predicted, y: np.ndarray, trust: Trust | None) -> tuple[np.ndarra
         else:
             scores = {"accuracy": _share(label == y)}
     mean, half = float(per_row.mean()), _half(per_row)
-    return per_row, {"NLL": Score(mean, mean - half, mean + half), **scores}
+    least = -math.inf if isinstance(p, Regression) else 0.0  # −log of a probability is never below 0
+    return per_row, {"NLL": Score(mean, max(mean - half, least), mean + half), **scores}
 
 
 def _surprisal(probs: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -49,9 +49,7 @@ def test_together_as_one_by_one(tmp_path, monkeypatch):
             measures = {"accuracy", "nll", "auroc", "average_precision", "balanced_accuracy", "f1"}
             assert one.clients.keys() == other.clients.keys() == (set() if a.label == "fedabml" else measures)
             for name in one.clients:  # of every client only where there is one option: a search has many
-                values = (
-                    np.array(each.clients[name], float) for each in (one, other)
-                )  # None is NaN
+                values = (np.array(each.clients[name], float) for each in (one, other))  # None is NaN
                 np.testing.assert_allclose(*values, atol=1.1e-5)
     assert len({r.scores[1].summary["nll"] for r in alone[:4]}) == 4
 

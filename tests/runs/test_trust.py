@@ -312,7 +312,10 @@ def test_the_effect_of_a_calibration_of_several_labels_is_cross_validated():
     assert trust.nll_after == pytest.approx(-np.log(crossed[np.arange(len(known)), known]).mean())
     scaled = calibration.with_temperature(flat.probs, trust.temperature)
     assert trust.nll_after > -np.log(scaled[np.arange(len(known)), known]).mean()
-    assert "ECE" not in "".join(trust_lines(trust, several=True))
+    said = trust_lines(trust, several=True)
+    assert "ECE" not in "".join(said) and "rises" not in "".join(said)
+    harms = dataclasses.replace(trust, nll_after=trust.nll_before + 0.1)
+    assert "the NLL rises, and --calibration none" in trust_lines(harms, several=True)[1]
     assert trust_lines(trust, several=True)[-1].startswith("coverage    no sets")
 
 
