@@ -288,7 +288,7 @@ def _score_run(
     for prefix, predictions in (_prior_predictions(entry, prior, rows.index, client) if prior else {}).items():
         prior_scores, prior_pooled, _ = score(predictions, y, owner, len(scored))
         values |= {f"{prefix}_{k}": v for k, v in prior_scores.items()}
-        means = {name: prior_pooled.get(name, float(prior_scores[name].mean())) for name in measures}
+        means: dict[str, Any] = {name: prior_pooled.get(name, float(prior_scores[name].mean())) for name in measures}
         if _kind(cohort) is Regression:
             means |= _without_small({name: prior_scores[name] for name in measures}, few)
         summary |= {f"{prefix}_{name}": value for name, value in means.items()}
