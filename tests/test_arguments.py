@@ -143,8 +143,8 @@ def calls(t):
     divided = {"dataset": t["digits"], "partition": "classes", "clients": 10, "classes_per_client": 2, "alpha": 0.5}
     divided |= {"distinct": False, "min_samples": 2, "groups": None, "drop_small": False, "seed": 0}
     table = {"path": f / "table.csv", "client": "who", "target": "y", "task": None, "test_share": 0.0, "seed": 0}
-    columns = {"drop": [], "id": None, "dates": [], "split_by": None, "drop_small": False}
-    looked = {name: value for name, value in columns.items() if name != "drop_small"}
+    columns = {"drop": [], "id": None, "dates": [], "split_by": None, "positive_class": None, "drop_small": False}
+    looked = {name: value for name, value in columns.items() if name not in ("positive_class", "drop_small")}
     frame = {**table, "frame": t["frame"], "dataset": "table"}
     del frame["path"]
     site = {"prior": prior, "x": x, "y": y, "validation": 0.4, "seed": 0, "device": "cpu", "encoded": False}

@@ -31,7 +31,7 @@ DIVISION = {
     )
 }
 SCHEMA = ("target_column", "drop_columns", "id_column", "date_columns", "task", "image_size")  # what describes one site
-NO_SITE = (*(key for key in DIVISION[DATA] if key not in (*SCHEMA, "seed", "data_dir")), "out")
+NO_SITE = (*(key for key in DIVISION[DATA] if key not in (*SCHEMA, "positive_class", "seed", "data_dir")), "out")
 
 
 @app.command("list")
@@ -168,6 +168,9 @@ def inspect(
 
 def _save_schema(ctx: typer.Context, plan: RunConfig, path: Path, force: bool) -> None:
     """Draft the schema of one site's data and write it."""
+    from dataclasses import replace
+
+    from ..data.encode import positive_last
     from ..federation import schema
     from ..files.paths import check_new
 
@@ -178,7 +181,11 @@ def _save_schema(ctx: typer.Context, plan: RunConfig, path: Path, force: bool) -
         raise InputError("--schema describes your own data. Name a table, an .npz file or a folder of images.")
     check_new(path, force=force)
     options = {key: value for key in SCHEMA if (value := getattr(plan, key)) is not None}
-    schema.draft(plan.data, **options).save(path)
+    drafted = schema.draft(plan.data, **options)
+    if plan.positive_class is not None:
+        classes = positive_last(drafted.classes, plan.positive_class, f"'{plan.data}'")
+        drafted = replace(drafted, classes=classes)
+    drafted.save(path)
     print_line(f"schema    {path} (read it: the operator and every site receive it)")
 
 

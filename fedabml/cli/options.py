@@ -25,7 +25,8 @@ DATA, LEARNING, MACHINE = "Data and clients", "Learning", "Machine"
 PANELS: dict[str, tuple[str, ...]] = {
     DATA: (
         *("dataset", "data", "client_column", "target_column", "drop_columns", "id_column", "date_columns", "split_by"),
-        *("task", "target_transform", "positive_target", "test_share", "image_size", "partition", "clients"),
+        *("positive_class", "task", "target_transform", "positive_target", "test_share", "image_size", "partition"),
+        "clients",
         *("classes_per_client", "distinct", "dirichlet_alpha", "partition_seed", "validation", "split", "drop_small"),
         "data_dir",
     ),

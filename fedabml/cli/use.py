@@ -238,12 +238,19 @@ def _client_data(data: Path, spec: InputSpec) -> tuple[Any, Any, tuple[np.ndarra
 def posterior_lines(posterior: Posterior) -> list[str]:
     """Return what was found on the validation rows, and what alarms look at, a line each."""
     from ..data.arrays import STRUCTURED
+    from ..evaluation.measures import positive_class
+    from ..runs.outputs import class_names
 
-    return [*trust_lines(posterior.trust, posterior.input_spec.task in STRUCTURED), *alarm_lines(posterior)]
+    spec = posterior.input_spec
+    positive = positive_class({"class_names": class_names(spec)})
+    return [*trust_lines(posterior.trust, spec.task in STRUCTURED, positive), *alarm_lines(posterior)]
 
 
-def trust_lines(trust: Trust | None, several: bool) -> list[str]:
-    """Return what was found on the validation rows, a line each; predictions may have `several` answers per input."""
+def trust_lines(trust: Trust | None, several: bool, positive: str = "") -> list[str]:
+    """Return what was found on the validation rows, a line each; predictions may have `several` answers per input.
+
+    `positive` is the name of the positive class of two, in quotes.
+    """
     if trust is None:
         return []
     plural = trust.rows != 1
@@ -252,11 +259,14 @@ def trust_lines(trust: Trust | None, several: bool) -> list[str]:
         how = f"temperature {trust.temperature:.3g}" if trust.kind == "temperature" else trust.kind
         pairs = [("NLL", trust.nll_before, trust.nll_after), ("ECE", trust.ece_before, trust.ece_after)]
         effect = ", ".join(f"{name} {number(a)} → {number(b)}" for name, a, b in pairs if b is not None)
-        lines.append(f"calibration {how}" + ("" if trust.kind == "none" else f": {effect} (cross-validated)"))
+        harm = trust.nll_after is not None and trust.nll_after > trust.nll_before
+        worse = "; the NLL rises, and --calibration none leaves the probabilities as they are" * harm
+        lines.append(f"calibration {how}" + ("" if trust.kind == "none" else f": {effect} (cross-validated){worse}"))
     if trust.threshold is not None:
         few = "; so few make it uncertain" if (trust.positives or 0) < 10 else ""
-        rows = "1 positive row" if trust.positives == 1 else f"{trust.positives} positive rows"
-        lines.append(f"threshold   {trust.threshold:.3g}, for {trust.aim}, chosen on {rows}{few}")
+        of = f" of {positive or 'the positive class'}"
+        rows = f"{trust.positives} row{'s' * (trust.positives != 1)}"
+        lines.append(f"threshold   {trust.threshold:.3g}, for {trust.aim}{of}, chosen on {rows}{of}{few}")
     if trust.costs is not None:
         lines.append(f"decision    of least expected cost, for {trust.aim}")
     enough = trust.quantile < float("inf")

@@ -40,6 +40,7 @@ class TableOptions:
     id: str | None = None
     dates: Sequence[str] = ()
     split_by: str | None = None
+    positive_class: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("drop", "dates"):
@@ -96,6 +97,8 @@ def encode(table: pd.DataFrame | Columns, options: TableOptions, source: str = "
     classes = once("classes", target, lambda: _class_names(columns, target)) if task == "classification" else ()
     if len(classes) == 1:
         raise InputError(f"{source}: the target '{target}' is '{classes[0]}' in every row; there is nothing to learn.")
+    if options.positive_class is not None:
+        classes = positive_last(classes, options.positive_class, f"{source}: the target '{target}'")
     partition = {"kind": "natural", "column": client, "test_share": options.test_share}
     if options.split_by is not None:
         name = partition["split_by"] = options.split_by
@@ -120,7 +123,7 @@ def encode(table: pd.DataFrame | Columns, options: TableOptions, source: str = "
             )
     if notes:
         manifest["notes"] = notes
-    y = once("targets", (target, task), lambda: recipe.encode_target(frame[target]))
+    y = once("targets", (target, task, classes), lambda: recipe.encode_target(frame[target]))
     return Encoded(recipe.apply(columns), y, (train, Rows.empty(len(names)), test), names, recipe, manifest)
 
 
@@ -164,6 +167,19 @@ def targets(frame: pd.DataFrame, recipe: TableRecipe, values: Any = None) -> np.
             f"'{recipe.target}' for each row."
         )
     return recipe.encode_target(pandas().Series(raw, name=recipe.target))
+
+
+def positive_last(classes: Sequence[str], positive: str, subject: str) -> tuple[str, ...]:
+    """Return two classes with the positive one second, as all measures and thresholds of two classes have it."""
+    if len(classes) != 2:
+        held = f"has {len(classes)} classes" if classes else "has numbers"
+        raise InputError(f"{subject} {held}, but a positive class is one of two. Leave --positive-class out.")
+    if positive not in classes:
+        raise InputError(
+            f"{subject} has no class '{positive}' to be the positive one: its classes are '{classes[0]}' and "
+            f"'{classes[1]}'. Give --positive-class one of them."
+        )
+    return (*(name for name in classes if name != positive), positive)
 
 
 def _class_names(columns: Columns, target: str) -> tuple[str, ...]:

@@ -207,6 +207,7 @@ class Federation:
         id: str | None = None,
         dates: Sequence[str] | str = (),
         split_by: str | None = None,
+        positive_class: str | None = None,
         dataset: str = "table",
     ) -> Federation:
         """Make a federation from a DataFrame: each value of `client` is a client, the column `target` is predicted.
@@ -217,8 +218,13 @@ class Federation:
         (`data.dates`). All of it is learned from training rows (the names of the classes alone come from the whole
         table) and kept in `federation.recipe`. The columns `drop` are left out. So is the column `id`, which
         predictions for later tables carry, and `split_by`, unless it is one of `dates`.
+
+        Of two classes, `positive_class` is the one that recall, precision and thresholds are about, and that comes
+        second in `class_names`; by default it is the second by name.
         """
-        options = TableOptions(client, target, task, test_share, seed, drop_small, drop, id, dates, split_by)
+        options = TableOptions(
+            client, target, task, test_share, seed, drop_small, drop, id, dates, split_by, positive_class
+        )
         return cls.from_encoded(as_frame(frame), options, dataset=dataset)
 
     @classmethod

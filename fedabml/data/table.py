@@ -37,13 +37,16 @@ def read_table(
     id: str | None = None,
     dates: Sequence[str] | str = (),
     split_by: str | None = None,
+    positive_class: str | None = None,
 ) -> Federation:
     """Make a federation from a table: a .csv, .parquet or .xlsx file, or a DataFrame of pandas.
 
     To divide a DataFrame's rows by several seeds without parsing it each time, give `as_columns(frame)` instead of it.
     The other arguments are those of `Federation.from_frame`.
     """
-    options = TableOptions(client, target, task, test_share, seed, drop_small, drop, id, dates, split_by)
+    options = TableOptions(
+        client, target, task, test_share, seed, drop_small, drop, id, dates, split_by, positive_class
+    )
     if not isinstance(path, str | os.PathLike):
         return Federation.from_encoded(as_columns(path), options)
     words = () if id is None else (id,)

@@ -19,10 +19,11 @@ from .measures import FEW_OF_CLASS
 
 SPECIFICITY = 0.9  # at which sensitivity is reported by default
 BINS = 15  # of calibration errors, as is customary
-SMALL = 50  # rows below which a client gets intervals
+SMALL = 50  # rows below which a client gets intervals; of two classes, rows of either class
 RESAMPLES = 500  # of a client's rows, for the intervals of its measures
-MOST_RESAMPLED = 500  # small clients up to which measures get bootstrap intervals: resampling takes 8 ms each
-BOOTSTRAPPED = ("auroc", "average_precision", "balanced_accuracy", "f1", "recall")
+MOST_RESAMPLED = 25_000  # rows of small clients that are resampled, the smallest clients first: 0.2 ms each
+MOST_AT_ONCE = 1_000_000  # resampled rows in memory
+BOOTSTRAPPED = ("auroc", "average_precision", "balanced_accuracy", "f1", "precision", "sensitivity")
 BOOTSTRAPPED_MACRO = ("balanced_accuracy", "f1")  # those of more than two classes
 MOST_CLIENTS = 20_000  # up to which every client is measured; beyond it, only the pooled samples are
 MOST_CLASSES = 100  # up to which the confusion matrix is reported
@@ -43,8 +44,9 @@ def report(
     """Return all measures of this module: by client, pooled over all samples, and the confusion matrix.
 
     `owner` [n] ascends. `counts` [clients, classes] are the labels that each client trained on: they give the base
-    rate, the score of a model that knows nothing but these counts. Clients with fewer than `SMALL` samples get 95%
-    intervals of their accuracy and of `bootstrap` (`accuracy_low`, `accuracy_high`, …). With the `names` of at most
+    rate, the score of a model that knows nothing but these counts. Clients with fewer than `SMALL` samples, or with so
+    few of either of two classes, get 95% intervals: of accuracy and recall those of Wilson, of other measures those of
+    `bootstrap` (`accuracy_low`, `accuracy_high`, …). With the `names` of at most
     `MOST_COLUMNS` classes, each client has columns by class, such as `recall[yes]`.
     """
     clients, classes = counts.shape
@@ -57,7 +59,7 @@ def report(
         by_client, pooled = decision_measures(probs, y, owner, clients, specificity) | base, pooled | pooled_base
         # A client's own calibration error is biased upwards by its few samples; the pooled one is the headline.
         pooled["classwise_ece"] = pooled["classwise_ece_pooled"]
-        by_client |= _intervals(probs, y, label == y, owner, clients)
+        by_client |= _intervals(probs, y, owner, clients, specificity)
         if 0 < len(names) <= MOST_COLUMNS:
             by_client |= _by_class(class_counts(label, y, owner, clients, classes), names)
     details: dict[str, Any] = {"class_names": list(names)} if 0 < len(names) <= MOST_CLASSES else {}
@@ -77,24 +79,25 @@ def _by_class(counts: tuple[np.ndarray, np.ndarray, np.ndarray], names: Sequence
 
 
 def _intervals(
-    probs: np.ndarray, y: np.ndarray, correct: np.ndarray, owner: np.ndarray, clients: int
+    probs: np.ndarray, y: np.ndarray, owner: np.ndarray, clients: int, specificity: float
 ) -> dict[str, np.ndarray]:
     """Return the ends of the small clients' intervals, NaN for the others."""
+    classes = probs.shape[1]
+    found, true, _ = class_counts(probs.argmax(1), y, owner, clients, classes)
     size = np.bincount(owner, minlength=clients)
-    small = np.flatnonzero((size > 0) & (size < SMALL))
-    if not len(small):
-        return {}
-    ends = {f"accuracy_{end}": np.full(clients, np.nan) for end in ("low", "high")}
-    low, high = wilson(np.bincount(owner, correct, clients)[small], size[small])
-    ends["accuracy_low"][small], ends["accuracy_high"][small] = low, high
-    if len(small) <= MOST_RESAMPLED:
-        resampled = _resampled(probs.shape[1])
-        ends |= {f"{key}_{end}": np.full(clients, np.nan) for key in resampled for end in ("low", "high")}
-        first = np.cumsum(size) - size
-        for client in small:
-            rows = slice(first[client], first[client] + size[client])
-            for key, both in bootstrap(probs[rows], y[rows], seed=int(client)).items():
-                ends[f"{key}_low"][client], ends[f"{key}_high"][client] = both
+    rarer = true.min(1) if classes == 2 else size
+    small = np.flatnonzero((size > 0) & ((size < SMALL) | (rarer < SMALL)))
+    shares = {"accuracy": (found.sum(1), size)} | ({"recall": (found[:, 1], true[:, 1])} if classes == 2 else {})
+    keys = (*shares, *_resampled(classes))
+    ends = {f"{key}_{end}": np.full(clients, np.nan) for key in keys for end in ("low", "high")}
+    for key, (hits, count) in shares.items():
+        some = small[count[small] > 0]
+        ends[f"{key}_low"][some], ends[f"{key}_high"][some] = wilson(hits[some], count[some])
+    first, smallest = np.cumsum(size) - size, small[np.argsort(size[small], kind="stable")]
+    for client in smallest[np.cumsum(size[smallest]) <= MOST_RESAMPLED]:
+        rows = slice(first[client], first[client] + size[client])
+        for key, both in bootstrap(probs[rows], y[rows], int(client), specificity).items():
+            ends[f"{key}_low"][client], ends[f"{key}_high"][client] = both
     return {key: values for key, values in ends.items() if not np.isnan(values).all()}
 
 
@@ -113,7 +116,9 @@ def auroc(score: np.ndarray, positive: np.ndarray) -> float:
     return float(_ranking(score, positive, owner, 1, SPECIFICITY)["auroc"][0])
 
 
-def bootstrap(probs: np.ndarray, y: np.ndarray, seed: int = 0) -> dict[str, tuple[float, float]]:
+def bootstrap(
+    probs: np.ndarray, y: np.ndarray, seed: int = 0, specificity: float = SPECIFICITY
+) -> dict[str, tuple[float, float]]:
     """Return the ends of the 95% percentile intervals of `BOOTSTRAPPED` for one client's rows.
 
     The rows [n, classes] are drawn n times with replacement, `RESAMPLES` times over, and each draw is measured. Draws
@@ -126,18 +131,21 @@ def bootstrap(probs: np.ndarray, y: np.ndarray, seed: int = 0) -> dict[str, tupl
     present = count > 0
     if present.sum() < 2 or count[present].min() < FEW_OF_CLASS:
         return dict.fromkeys(keys, (np.nan, np.nan))
-    rows = np.random.default_rng(seed).integers(0, n, RESAMPLES * n)
-    draw = np.repeat(np.arange(RESAMPLES), n)
-    if classes == 2:
-        draws = _decided(probs[rows], y[rows], draw, RESAMPLES, SPECIFICITY)
-    else:
-        recall, _, f1 = rates(*class_counts(probs.argmax(1)[rows], y[rows], draw, RESAMPLES, classes))
-        # The F1 of a class that is predicted and not present is 0: it counts, as in the client's own value.
-        whole = np.isnan(recall[:, present]).any(1)
-        draws = {"balanced_accuracy": mean(recall.T), "f1": mean(f1.T)}
-        draws = {key: np.where(whole, np.nan, values) for key, values in draws.items()}
-    ends = {key: np.nanquantile(draws[key], (0.025, 0.975)) for key in keys}
-    return {key: (float(low), float(high)) for key, (low, high) in ends.items()}
+    random, at_once = np.random.default_rng(seed), max(1, MOST_AT_ONCE // n)
+    parts = []
+    for count in (min(at_once, RESAMPLES - begin) for begin in range(0, RESAMPLES, at_once)):
+        rows, draw = random.integers(0, n, count * n), np.repeat(np.arange(count), n)
+        if classes == 2:
+            draws = _decided(probs[rows], y[rows], draw, count, specificity)
+        else:
+            recall, _, f1 = rates(*class_counts(probs.argmax(1)[rows], y[rows], draw, count, classes))
+            # The F1 of a class that is predicted and not present is 0: it counts, as in the client's own value.
+            whole = np.isnan(recall[:, present]).any(1)
+            draws = {"balanced_accuracy": mean(recall.T), "f1": mean(f1.T)}
+            draws = {key: np.where(whole, np.nan, values) for key, values in draws.items()}
+        parts.append([draws[key] for key in keys])
+    ends = np.nanquantile(np.concatenate(parts, 1), (0.025, 0.975), axis=1).T
+    return {key: (float(low), float(high)) for key, (low, high) in zip(keys, ends, strict=True)}
 
 
 def _resampled(classes: int) -> tuple[str, ...]:
@@ -154,7 +162,7 @@ def regression_intervals(
     """
     size = np.bincount(owner, minlength=clients)
     small = np.flatnonzero((size > 0) & (size < SMALL))
-    keys = ("coverage", "mae", "rmse") if len(small) <= MOST_RESAMPLED else ("coverage",)
+    keys = ("coverage", "mae", "rmse") if size[small].sum() <= MOST_RESAMPLED else ("coverage",)
     ends = {f"{key}_{end}": np.full(clients, np.nan) for key in keys for end in ("low", "high")} if len(small) else {}
     if ends:
         low, high = wilson(np.bincount(owner, inside, clients)[small], size[small])

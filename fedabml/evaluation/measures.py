@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ..errors import shortened
+
 # A client with fewer rows to be scored on is small: a single row moves its accuracy by more than ten points.
 FEW_ROWS = 10
 FEW_OF_CLASS = 5  # rows of a class below which chance decides a client's measures; also rows that bootstraps need
@@ -201,7 +203,11 @@ COMPARED = {
 CALIBRATED = {"nll": "nll_calibrated", "ece": "ece_calibrated"}
 WORST_TENTH = "accuracy_worst_decile"
 TWO_CLASSES = ("recall", "precision", "sensitivity")  # measures of the positive class, which more classes do not have
+OF_POSITIVE = ("average_precision", "f1", *TWO_CLASSES)  # measures that of two classes are those of the positive one
 DECISIONS = ("auroc", "average_precision", "balanced_accuracy", "f1", *TWO_CLASSES)  # of ranks and decisions
+OF_NUMBERS = ("rmse", "nll", "mae", "pinball", "coverage", "interval_width")  # of a regression
+# The measures of every client that a comparison's cells hold; cells of earlier versions have the first three alone.
+OF_CLIENTS = (*("accuracy", "rmse", "nll"), *DECISIONS, *OF_NUMBERS[2:])
 # The columns of a comparison's table of ranks and decisions.
 DECIDED = (*(key for name in DECISIONS for key in (f"{name}_pooled", name)), "classwise_ece")
 # The pooled measure that stands for a mean over clients where many clients have too few rows to be judged alone.
@@ -242,27 +248,52 @@ def client_measure(key: str) -> str:
     return key.removesuffix("_pooled").removesuffix("_worst_decile")
 
 
-def at_specificity(measure: Measure, specificity: float | None) -> Measure:
-    """Return the measure in words that name the level of specificity, if it is sensitivity; others as they are."""
-    if client_measure(measure.key) != "sensitivity" or specificity is None:
+def positive_class(summary: Mapping[str, Any]) -> str:
+    """Return the positive class of two, such as 'died' in quotes, or class 1; empty where a summary does not tell."""
+    names = summary.get("class_names")
+    if not isinstance(names, list | tuple) or len(names) != 2:
+        return ""
+    name = str(names[1])
+    return f"class {name}" if name.isdecimal() else f"'{shortened(name, 40)}'"
+
+
+def in_words(measure: Measure, summary: Mapping[str, Any]) -> Measure:
+    """Return the measure in words that name the positive class and, for sensitivity, the level of specificity.
+
+    Measures that have neither come back as they are.
+    """
+    key, name, meaning, label = client_measure(measure.key), measure.name, measure.meaning, measure.label
+    level, positive = summary.get("specificity"), positive_class(summary)
+    if key == "sensitivity" and isinstance(level, int | float):
+        name = name.replace("the chosen specificity", f"a specificity of {100 * level:g}% or more")
+        meaning = meaning.replace("as few false alarms as chosen", f"at most {100 * (1 - level):.6g}% false alarms")
+    if key in OF_POSITIVE and positive:
+        label, named = f"{label} of {positive}", name.replace("the positive class", positive)
+        first, comma, rest = name.partition(",")
+        if key == "sensitivity":
+            named = name.replace("sensitivity", f"sensitivity to {positive}")
+        name = named if named != name else f"{first} of {positive}{comma}{rest}"
+        told = meaning.replace("the positive samples", f"the samples of {positive}")
+        told = told.replace("predicted positive that are", f"predicted as {positive} that are right")
+        meaning = told.replace("precision and recall", f"precision and recall of {positive}")
+    if (label, name, meaning) == (measure.label, measure.name, measure.meaning):
         return measure
-    name = measure.name.replace("the chosen specificity", f"a specificity of {100 * specificity:g}% or more")
-    alarms = f"{100 * (1 - specificity):.6g}%"
-    return replace(
-        measure,
-        name=name,
-        meaning=measure.meaning.replace("as few false alarms as chosen", f"at most {alarms} false alarms"),
-    )
+    return replace(measure, label=label, name=name, meaning=meaning)
 
 
 def key_of_large(key: str, summary: Mapping[str, Any]) -> str:
-    """Return the key of a measure in a summary without the clients of few rows, where it leaves any out."""
+    """Return the key of a measure in a summary without the clients of few rows: `*_large` in summaries of before."""
     return f"{key}_large" if f"{key}_large" in summary else key
+
+
+def key_of_all(key: str, summary: Mapping[str, Any]) -> str:
+    """Return the key of a measure in a summary over all clients, those of few rows, too."""
+    return f"{key}_all" if f"{key}_all" in summary else key
 
 
 def of_large(key: str, summary: Mapping[str, Any]) -> str:
     """Say which clients count in a measure of a summary: empty where all do, else such as "of 10 rows or more"."""
-    if f"{key}_large" not in summary:
+    if f"{key}_large" not in summary and f"{key}_all" not in summary:
         return ""
     of_class = key != WORST_TENTH and "clients_few_of_class" in summary
     return f"of {FEW_OF_CLASS}+ rows per class" if of_class else f"of {FEW_ROWS} rows or more"

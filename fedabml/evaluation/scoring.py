@@ -31,7 +31,7 @@ from ..gaussian import Distribution
 from . import decisions, structured
 from .calibration import fit_temperature, with_temperature
 from .client_scores import SCORES, regression_rows
-from .measures import CALIBRATED, DECISIONS, FEW_OF_CLASS, FEW_ROWS, WORST_TENTH
+from .measures import CALIBRATED, DECISIONS, FEW_OF_CLASS, FEW_ROWS, OF_NUMBERS, WORST_TENTH
 from .predictions import Prediction, Regression, with_label_level
 from .structured import MultiPrediction
 
@@ -280,44 +280,66 @@ def _score_run(
         pooled |= {key: calibrated_pooled[name] for name, key in CALIBRATED.items() if name in calibrated_pooled}
         values["temperature"] = temperature[rows.offsets[:-1]]
     summary |= {k: _mean(v) for k, v in values.items() if k not in summary and not k.endswith(ENDS)} | pooled
-    summary |= {"clients_scored": len(scored)} | _without_small(
-        values, rows, y if fed.task == "classification" else None
-    )
+    few = _few_rows(values, rows, y if fed.task == "classification" else None)
+    summary |= {"clients_scored": len(scored), **few.counts, **_without_small(values, few)}
     measures = [name for name in ("accuracy", "nll", "ece", "brier", "rmse") if name in summary]
     summary |= {f"prior_{name}": None for name in measures}
     prior = cohort.algorithm.prior(entry.shared) if with_prior else None
     for prefix, predictions in (_prior_predictions(entry, prior, rows.index, client) if prior else {}).items():
         prior_scores, prior_pooled, _ = score(predictions, y, owner, len(scored))
         values |= {f"{prefix}_{k}": v for k, v in prior_scores.items()}
-        summary |= {f"{prefix}_{name}": prior_pooled.get(name, float(prior_scores[name].mean())) for name in measures}
+        means: dict[str, Any] = {name: prior_pooled.get(name, float(prior_scores[name].mean())) for name in measures}
+        if _kind(cohort) is Regression:
+            means |= _without_small({name: prior_scores[name] for name in measures}, few)
+        summary |= {f"{prefix}_{name}": value for name, value in means.items()}
     columns = {name: np.full(fed.clients, np.nan) for name in values}
     for name, column in columns.items():
         column[scored] = values[name]
     return Evaluation(summary, columns, details)
 
 
-def _without_small(values: dict[str, np.ndarray], rows: Rows, y: np.ndarray | None) -> dict[str, Any]:
-    """Return how many clients have few rows, and the measures `*_large` of the others, where a client is left out.
+class _Few(NamedTuple):
+    """Which clients have so few rows that chance decides their measures, and how many these are by kind."""
 
-    `values` are measures by client. The worst tenth leaves out clients with fewer than `FEW_ROWS` rows. So do the means
-    of ranks and decisions; of two classes, with labels `y` [n], they leave out clients with few rows of either class.
-    """
-    small = few = rows.counts < FEW_ROWS
-    found: dict[str, Any] = {"clients_small": int(small.sum())}
+    small: np.ndarray  # in all
+    of_class: np.ndarray  # of either of two classes; with more or none those that are small
+    counts: dict[str, int]
+
+
+def _few_rows(values: dict[str, np.ndarray], rows: Rows, y: np.ndarray | None) -> _Few:
+    """Return the clients of few rows; `y` [n] are the labels of a classification, where `values` are of two classes."""
+    small = of_class = rows.counts < FEW_ROWS
+    counts = {"clients_small": int(small.sum())}
     if y is not None and "recall" in values:
         positive = np.bincount(rows.owner, y == 1, len(rows))
-        few = np.minimum(positive, rows.counts - positive) < FEW_OF_CLASS
-        found["clients_few_of_class"] = int(few.sum())
+        of_class = np.minimum(positive, rows.counts - positive) < FEW_OF_CLASS
+        counts["clients_few_of_class"] = int(of_class.sum())
+    return _Few(small, of_class, counts)
+
+
+def _without_small(values: dict[str, np.ndarray], few: _Few) -> dict[str, float | None]:
+    """Return the means and worst tenths that clients of few rows do not count in, and `*_all`, with all clients.
+
+    `values` are measures by client. Means of ranks and decisions, and the worst tenth, are None where no client has
+    enough rows. Those of a regression then are over all clients. There is no `*_all` where no client is left out.
+    """
+    found: dict[str, float | None] = {}
+
+    def add(key: str, value: Callable[[np.ndarray], float | None], measured: np.ndarray, left_out: np.ndarray) -> None:
+        if left_out.any():
+            found[f"{key}_all"] = value(measured)
+            measured = measured[~left_out]
+        found[key] = value(measured) if len(measured) else None
+
     for prefix in ("", "base_"):
-        accuracy = values.get(f"{prefix}accuracy")
-        if accuracy is not None:
-            if prefix:
-                found[f"{prefix}{WORST_TENTH}"] = worst_decile(accuracy)
-            if small.any():
-                found[f"{prefix}{WORST_TENTH}_large"] = worst_decile(accuracy[~small]) if not small.all() else None
-        if few.any():
-            means = {key: _mean(values[key][~few]) for name in DECISIONS if (key := f"{prefix}{name}") in values}
-            found |= {f"{key}_large": value for key, value in means.items()}
+        if (accuracy := values.get(f"{prefix}accuracy")) is not None:
+            add(f"{prefix}{WORST_TENTH}", worst_decile, accuracy, few.small)
+        for name in (*DECISIONS, *OF_NUMBERS):
+            key = f"{prefix}{name}"
+            if name in DECISIONS and key in values:
+                add(key, _mean, values[key], few.of_class)
+            elif f"{prefix}rmse" in values and key in values and not few.small.all():
+                add(key, _mean, values[key], few.small)
     return found
 
 

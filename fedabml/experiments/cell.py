@@ -27,7 +27,7 @@ MACHINE = ("device", "backend", "chunk", "compile", "data_dir", "evaluate", "eva
 LATER = (
     *("drop_columns", "id_column", "date_columns", "split_by", "image_size"),
     *("target_transform", "positive_target", "noise_by_input", "class_weights", "train", "lora_rank"),
-    *("specificity", "split"),
+    *("specificity", "split", "positive_class"),
 )
 
 

@@ -17,6 +17,8 @@ from .benefits import benefit_cells, benefit_notes
 from .comparison_tables import Rows, cells, decision_cells, decision_notes, explained, harm_cells, titled
 from .ranking import Comparison, Row
 
+CLIENT_COLUMNS = ("accuracy", "rmse", "auroc", "recall", "nll", "mae", "coverage")  # of the page's tables of clients
+
 
 def render(comparison: Comparison, command: str, title: str | None = None, manifest: Table | None = None) -> str:
     """Return the page, empty where fewer than two rows have numbers; `manifest` is of the first seed's partition."""
@@ -36,7 +38,8 @@ def render(comparison: Comparison, command: str, title: str | None = None, manif
 def run_of(comparison: Comparison, row: Row, command: str = "") -> Run:
     """Return a row as the page's figures read it: one run, whose clients are those of all seeds."""
     config = row.config
-    measures = (comparison.columns[0].key, "nll")
+    rows_of_class = (f"rows[{name}]" for name in comparison.class_names)
+    measures = (*(key for key in CLIENT_COLUMNS if key in comparison.client_measures), *rows_of_class)
     clients = []
     rows = "n_val" if comparison.split == "val" else "n_test"
     for seed in comparison.seeds:
@@ -48,6 +51,7 @@ def run_of(comparison: Comparison, row: Row, command: str = "") -> Run:
             clients.append(Client(f"{seed}.{i}", f"{name}, seed {seed}" if len(comparison.seeds) > 1 else name, values))
     summary: dict[str, Any] = {key: mean for key, (mean, _) in row.scores.items()}
     summary |= {"task": comparison.task, "split": comparison.split, "seconds": row.seconds, "bytes_up": row.traffic}
+    summary |= {"class_names": comparison.class_names} if comparison.class_names else {}
     summary["reliability"] = comparison.reliability(row.label)
     sizes = {len(names) for names in comparison.client_names.values()}
     description: dict[str, Any] = {"dataset": Path(config.data).name if config.data else config.dataset or "digits"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from ..evaluation.decisions import SPECIFICITY
-from ..evaluation.measures import FEW_ROWS, Measure, size
+from ..evaluation.measures import FEW_ROWS, Measure, positive_class, size
 from ..files.paths import write
 from ..files.sealed import write_json
 from ..files.sheets import csv_records, markdown_table
@@ -90,6 +90,8 @@ def _base(comparison: Comparison, columns: Sequence[Measure]) -> list[Cell]:
 def decision_notes(comparison: Comparison) -> list[str]:
     """Explain the table of ranks and decisions: who counts, and which specificity sensitivity is at."""
     lines = ["Pooled: the samples of all clients together. The others are means over clients."]
+    if positive := positive_class({"class_names": comparison.class_names}):
+        lines.append(f"Average precision, F1, recall, precision and sensitivity are those of {positive}.")
     if words := next(iter(comparison.large_only.values()), ""):
         lines.append(f"These means are over clients {words}, because chance decides the measures of the others.")
     if any(column.key == "sensitivity" for column in comparison.decisions):
@@ -348,17 +350,19 @@ def _record(comparison: Comparison, row: Row) -> Table:
 
 
 def _clients(comparison: Comparison) -> Iterable[Table]:
-    """Yield a record per algorithm, seed and client."""
+    """Yield a record per algorithm, seed and client: the main measure beside Local only, and all that results hold."""
     main = comparison.columns[0].key
+    measures = [key for key in comparison.client_measures if key not in (main, "nll")]
     for row in comparison.rows:
         for seed in comparison.seeds:
             values, nll = comparison.values(row.label, seed, main), comparison.values(row.label, seed, "nll")
             local_values = comparison.values(comparison.local or "", seed, main)
             if values is None or nll is None:
                 continue
+            columns = {key: comparison.values(row.label, seed, key) for key in measures}
             for i, name in enumerate(comparison.client_names[seed]):
                 local = None if local_values is None else local_values[i]
                 yield {
                     "algorithm": row.label, "seed": seed, "client": i, "name": name, main: values[i], "nll": nll[i],
                     f"local_{main}": local, "difference": None if local is None else values[i] - local,
-                }  # fmt: skip
+                } | {key: None if column is None else column[i] for key, column in columns.items()}  # fmt: skip

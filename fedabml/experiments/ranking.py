@@ -25,6 +25,7 @@ from ..evaluation.measures import (
     POOLED,
     WORST_TENTH,
     Measure,
+    key_of_all,
     key_of_large,
     of_large,
 )
@@ -258,6 +259,12 @@ class Comparison:
         """Whether means of ranks and decisions leave clients of few rows out: earlier results have no such means."""
         return all("base_ece" in summary for summary in self._summaries)
 
+    @cached_property
+    def class_names(self) -> list[str]:
+        """The names of two classes, the positive one second; empty with more, and where earlier results lack them."""
+        named = (result.facts["class_names"] for result in self.results.values() if "class_names" in result.facts)
+        return list(next(named, ()))
+
     @property
     def large_only(self) -> dict[str, str]:
         """By key, the measures that leave clients of few rows out, and which clients count instead."""
@@ -282,8 +289,7 @@ class Comparison:
     def _base(self, result: Result, key: str) -> float | None:
         """Return the base rate's measure of the clients of one seed."""
         summary = result.scores[0].summary
-        name = key_of_large(f"base_{key}", summary) if self._without_small else f"base_{key}"
-        value: float | None = summary.get(name)
+        value: float | None = summary.get(self._key(key, summary, "base_"))
         return value
 
     @cached_property
@@ -314,15 +320,29 @@ class Comparison:
             accuracies = values[large & ~np.isnan(values)] if values is not None else np.zeros(0)
             return worst_decile(accuracies) if len(accuracies) else None
         summary = self.results[label, seed].scores[0].summary
-        decided = self._without_small and measure in DECIDED
-        value: float | None = summary.get(key_of_large(measure, summary) if decided else measure)
+        value: float | None = summary.get(self._key(measure, summary))
         return value
+
+    def _key(self, measure: str, summary: Table, prefix: str = "") -> str:
+        """Return the key of a measure: clients of few rows count in the table's means, but not in those of decisions.
+
+        They do not count in the base rate's worst tenth either.
+        """
+        decided = measure in DECIDED or (prefix and measure == WORST_TENTH)
+        choose = key_of_large if self._without_small and decided else key_of_all
+        return choose(f"{prefix}{measure}", summary)
 
     def values(self, label: str, seed: int, measure: str) -> np.ndarray | None:
         """Return a measure of every client, NaN for a client without data; None where no run has the measure."""
         result = self.finished(label).get(seed)
         column = result.scores[0].clients.get(measure) if result else None
         return None if column is None else np.array(column, float)
+
+    @cached_property
+    def client_measures(self) -> list[str]:
+        """The keys of every client's measures that any result has: those of earlier versions have fewer."""
+        scored = (result.scores[0].clients for result in self.results.values() if result.scores)
+        return list(dict.fromkeys(key for columns in scored for key in columns))
 
     def reliability(self, label: str) -> list[Table]:
         """Return how often a row's predictions are right by confidence, over all seeds; empty if a seed lacks it."""
@@ -346,7 +366,7 @@ class Comparison:
         for round in curves[0] if curves and len(curves[0]) > 1 else ():
             lines = [curve.get(round, {}) for curve in curves]
             if all(key in line for line in lines):
-                middle, half = mean([line[key] for line in lines])
+                middle, half = mean([line[key_of_all(key, line)] for line in lines])
                 points.append({"round": round, key: middle, f"{key}_half": half})
             else:
                 error = next((line["error"] for line in lines if line.get("error")), "missing")

@@ -21,6 +21,7 @@ from ..engine.autotune import chunk_of
 from ..engine.rounds import Simulation, run_rounds
 from ..engine.setting import Cohort
 from ..errors import InputError, TrainingError
+from ..evaluation.measures import OF_CLIENTS
 from ..evaluation.scoring import Evaluation, evaluate_after
 from ..runs.config import RunConfig, Table
 from ..runs.prepare import Setup, prepare, resolve_split
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from ..data.download import Progress
 
 FACTS = ("device", "dtype", "backend", "chunk", "partition_hash", "versions", "fedabml", "parameters")
-MEASURES = ("accuracy", "rmse", "nll")  # of every client, for paired tests
 TOGETHER = 64  # the most cells in a group: an interrupted group is lost
 OnRound = Callable[[float], None]
 Outcomes = Sequence[Evaluation | TrainingError]
@@ -189,6 +189,8 @@ def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound
         record["train_rows"] = setup.cohort.fed.train.counts.tolist()
         if cell.config.data or cell.config.drop_small or study.given:  # else they are numbered
             record["names"] = list(setup.cohort.fed.names)
+        if setup.cohort.fed.classes == 2:
+            record["class_names"] = list(setup.cohort.fed.class_names)
         own_scores, config = [] if i in errors else scores_of[i], cell.config.to_dict()
         yield Result(
             cell.identity, cell.label, config, own_scores, record, errors.get(i), curves[i], observations.get(i, {})
@@ -245,7 +247,7 @@ def _score(
             }
         for number in sorted(outcomes):
             for scores_of, cell, outcome in zip(scores, cells, outcomes[number], strict=True):
-                columns = dict.fromkeys((*MEASURES, *filter(None, [cell.measure]))) if len(cell.personal) == 1 else ()
+                columns = dict.fromkeys((*OF_CLIENTS, *filter(None, [cell.measure]))) if len(cell.personal) == 1 else ()
                 scores_of.append(_score_of(cell.personal[number], outcome, tuple(columns), name))
     return scores
 
@@ -266,16 +268,25 @@ def _part_callbacks(cell: Cell, weights: Sequence[float], on_round: OnRound) -> 
 
 
 def _score_of(personal: Table, outcome: Evaluation | TrainingError, columns: Sequence[str], on: str) -> Score:
-    """Return the score of an evaluation; `columns`, if any, adds these of every client, and the reliability."""
+    """Return the score of an evaluation; `columns`, if any, adds these of every client, and the reliability.
+
+    Of two classes each client's rows of either are added, so that a recall of two rows can be told from one of fifty.
+    """
     if isinstance(outcome, TrainingError):
         return Score(personal, {}, {}, str(outcome), on)
     if not columns:
         return Score(personal, outcome.summary, {}, on=on)
     clients = {
         name: [None if math.isnan(v) else round(float(v), 5) for v in outcome.clients[name]]
-        for name in columns
+        for name in (*columns, *_rows_of_two(outcome))
         if name in outcome.clients
     }
     bins = outcome.details.get("reliability", [])
     reliability = [[round(row["confidence"], 5), round(row["accuracy"], 5), row["count"]] for row in bins]
     return Score(personal, outcome.summary, clients, on=on, reliability=reliability)
+
+
+def _rows_of_two(outcome: Evaluation) -> list[str]:
+    """Return the columns of each client's rows of two classes; empty with more, or without classes."""
+    columns = [name for name in outcome.clients if name.startswith("rows[")]
+    return columns if len(columns) == 2 else []

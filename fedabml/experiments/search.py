@@ -27,7 +27,15 @@ from torch import nn
 from ..algorithms.hyper import Range
 from ..data import Federation
 from ..errors import InputError
-from ..evaluation.measures import MEASURES, client_measure, key_of_large, of_large
+from ..evaluation.measures import (
+    MEASURES,
+    OF_POSITIVE,
+    client_measure,
+    key_of_all,
+    key_of_large,
+    of_large,
+    positive_class,
+)
 from ..runs.config import RunConfig, Table
 from .cell import Cell, Result
 from .ledger import Ledger
@@ -67,6 +75,7 @@ class Trial:
     second: float | None = None  # of the measure on validation data of the second seed, once it is confirmed there
     refused: str | None = None  # why it was not confirmed
     who: str = ""  # which clients the measure is of, such as "of 10 rows or more"; empty: all
+    positive: str = ""  # the positive class of two, where the measure is of it
     base: tuple[float | None, float | None] = (None, None)  # the base rate's measure and NLL, mean over seeds
 
     @property
@@ -177,7 +186,9 @@ class Search:
         name, seconds = self.config.algorithm, sum(result.facts.get("seconds", 0.0) for result in results)
         error = next((result.error for result in results if result.error), None)
         reason = error or f"{measure} is not finite"
-        failed = Trial(name, number, point, {}, measure, None, None, WORST, seconds, reason)
+        of_one = client_measure(measure) in OF_POSITIVE
+        positive = positive_class(results[0].facts) * of_one
+        failed = Trial(name, number, point, {}, measure, None, None, WORST, seconds, reason, positive=positive)
         scored = []
         for scores in zip(*(result.scores for result in results if not error), strict=True):
             if not any(score.error for score in scores):
@@ -259,7 +270,7 @@ class Search:
 def measured(summary: Table, measure: str) -> float | None:
     """Return a measure without the clients of few rows, as pages show it; of all clients where every one has few."""
     value: float | None = summary.get(key_of_large(measure, summary))
-    return summary.get(measure) if value is None else value
+    return summary.get(key_of_all(measure, summary)) if value is None else value
 
 
 def _base(summaries: Sequence[Table], measure: str) -> tuple[float | None, float | None]:

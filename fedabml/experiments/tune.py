@@ -95,9 +95,11 @@ class Tuned:
 
     @property
     def decided_by(self) -> str:
-        """The measure, with the clients that it is of, where clients of few rows do not count."""
-        who = next((trial.who for trials in self.trials.values() for trial in trials if trial.who), "")
-        return f"{self.measure} of clients {who}" if who else self.measure
+        """The measure with its positive class, and which clients it is of, where those of few rows do not count."""
+        every = [trial for trials in self.trials.values() for trial in trials]
+        who, positive = (next(filter(None, (getattr(t, name) for t in every)), "") for name in ("who", "positive"))
+        named = f"{self.measure} of {positive}" if positive else self.measure
+        return f"{named}{',' * bool(positive)} of clients {who}" if who else named
 
     @property
     def base(self) -> tuple[float | None, float | None]:

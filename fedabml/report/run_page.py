@@ -16,7 +16,7 @@ from ..evaluation.measures import (
     MEASURES,
     WORST_TENTH,
     Measure,
-    at_specificity,
+    in_words,
     of_large,
 )
 from . import figures, thin, unseen
@@ -34,13 +34,12 @@ _TILES = (
 _SAMPLES = {"n_train": "Train", "n_val": "Validation", "n_test": "Test"}
 _CLIENT_MEASURES = (
     *("accuracy", "exact_match", "prior_accuracy", "prior_level_accuracy", "rmse", "prior_rmse"),
-    *("base_accuracy", *DECISIONS, "nll", "ece", "classwise_ece", "brier", "mae", "pinball", "coverage"),
+    *("base_accuracy", "base_rmse", *DECISIONS, "nll", "ece", "classwise_ece", "brier", "mae", "pinball", "coverage"),
     *("interval_width", "entropy", "mutual_information"),
 )
 _BASE = {
-    "base_accuracy": replace(
-        MEASURES["accuracy"], key="base_accuracy", label="base rate", name="accuracy of the base rate"
-    )
+    f"base_{key}": replace(MEASURES[key], key=f"base_{key}", label="base rate", name=f"{word} of the base rate")
+    for key, word in (("accuracy", "accuracy"), ("rmse", "RMSE"))
 }
 _LABEL_MEASURES = ("auroc", "average_precision", "f1", "recall", "precision", "classwise_ece")
 MOST_LABELS = 200  # rows of the table of labels
@@ -118,16 +117,19 @@ def _tiles(run: Run) -> Section:
 
     Where the run has small clients, pooled measures and the worst decile of the others belong to them.
     """
-    tiles, always = [], {run.metric}
+    tiles, always, lead = [], {run.metric}, run.metric
     if run.small_clients:
+        lead = f"{run.metric}_pooled"  # the mean counts a client of one row like one of a thousand
         always |= {f"{run.metric}_pooled", f"{run.metric}_worst_decile"}
     for key, measure in MEASURES.items():
         two_classes = key != "auroc_pooled" or run.number("recall_pooled") is not None
         if key in always or (key in _TILES and two_classes and run.number(key) is not None):
             value = _formatted(run, measure)
-            css_class = "lead" if key == run.metric else "words" if value == TOO_FEW else ""
-            measure = at_specificity(measure, run.number("specificity"))
+            css_class = "lead" if key == lead else "words" if value == TOO_FEW else ""
+            measure = in_words(measure, run.summary)
             meaning = f"{measure.meaning} {_of_large(run, key)}".rstrip()
+            if (base := run.number(f"base_{key}")) is not None:
+                meaning += f"; base rate {measure.format(base)}"
             tiles.append(Tile(measure.title, value, meaning, css_class))
     return Section(tiles=tiles, notes=_small_note(run))
 
@@ -139,7 +141,8 @@ def _scores(run: Run) -> list[Section]:
         return MISSING if value is None else measure.format(value)
 
     summary = dict(run.summary)
-    if run.small_clients and WORST_TENTH in summary:  # earlier versions wrote that of all clients alone
+    if run.small_clients and WORST_TENTH in summary and f"{WORST_TENTH}_all" not in summary:
+        # Earlier versions wrote that of all clients alone.
         summary.setdefault(f"{WORST_TENTH}_large", run.number(WORST_TENTH))
     head, rows = score_cells(summary, form)
     rows = [row for row in rows if any(cell.value is not None for cell in row)]
@@ -184,7 +187,9 @@ def _small_note(run: Run) -> list[str]:
 
 def _comparison(runs: Sequence[Run]) -> Section:
     """Show every measure of every run, with a star at the best."""
-    measures = [m for m in MEASURES.values() if any(run.number(m.key) is not None for run in runs)]
+    known = (m for m in MEASURES.values() if any(run.number(m.key) is not None for run in runs))
+    shared = runs[0].summary if len({tuple(run.classes) for run in runs}) == 1 else {}
+    measures = [in_words(measure, shared) for measure in known]
     settings = [key for key in ("dataset", "model", "seed", "rounds") if len({str(run.fact(key)) for run in runs}) > 1]
     best = {measure.key: _best_runs(runs, measure) for measure in measures}
     rows = []
@@ -250,7 +255,7 @@ def _client_table(run: Run, several: bool, limit: int) -> Table:
     )
     notes = [*_small_note(run), *_chance(run)]
     if any(client.values.get(f"{key}_low") is not None for client in run.clients for key in keys):
-        wilson = "coverage" if run.regression else "accuracy"
+        wilson = "coverage" if run.regression else "accuracy and recall" if len(run.classes) == 2 else "accuracy"
         notes.append(f"Parentheses hold 95% intervals over rows: Wilson's of {wilson}, bootstrap ones of the others.")
     if marked := sum(map(run.few_of_class, run.clients)):
         notes.append(
@@ -263,9 +268,14 @@ def _client_table(run: Run, several: bool, limit: int) -> Table:
             f"The table shows {len(listed):,} of {count}: the worst-off, the best-off and a random sample of the "
             "others. The file clients.csv holds every client."
         )
-    head = ["Client", *(counts.get(key) or measures[key].title for key in keys)]
-    level = run.number("specificity")
-    hints = ["", *("" if key in counts else at_specificity(measures[key], level).name for key in keys)]
+    worded = {key: in_words(measures[key], run.summary) for key in keys if key not in counts}
+    if "base_accuracy" in keys and "recall" in keys:
+        notes.append(
+            "The base rate ranks nothing, so its AUROC is 0.5 at every client. It finds all rows of the client's "
+            "commonest class, and none of the other."
+        )
+    head = ["Client", *(worded[key].title if key in worded else counts[key] for key in keys)]
+    hints = ["", *(worded[key].name if key in worded else "" for key in keys)]
     return Table(head, rows, hints, fold=f"Table of {count}{seeds}" + f": {run.name}" * several, notes=notes)
 
 

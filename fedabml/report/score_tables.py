@@ -12,7 +12,7 @@ from ..evaluation.measures import (
     MEASURES,
     SCORED,
     Measure,
-    at_specificity,
+    in_words,
     key_of_large,
     of_large,
     size,
@@ -41,7 +41,7 @@ def score_cells(summary: Mapping[str, Any], form: Format) -> Cells:
     rows = []
     for key in SCORED:
         if key in summary:
-            measure = at_specificity(MEASURES[key], finite(summary.get("specificity")))
+            measure = in_words(MEASURES[key], summary)
             shown = key_of_large(key, summary)
             values = {start: f"{start}{shown}" for start in models.values()}
             cells = [

@@ -54,7 +54,10 @@ TARGET_TRANSFORMS = ("log", "boxcox")
 DTYPES, BACKENDS = ("float32", "tf32", "bf16", "float64"), ("auto", *backends.BACKENDS)
 TABLES = (".csv", ".parquet", ".pq", ".xlsx", ".xls", ".xlsm", ".xlsb", ".ods")  # the last four are refused by name
 # Keys for tables only.
-TABLE_KEYS = ("client_column", "target_column", "drop_columns", "id_column", "date_columns", "split_by", "test_share")
+TABLE_KEYS = (
+    *("client_column", "target_column", "drop_columns", "id_column", "date_columns", "split_by", "test_share"),
+    "positive_class",
+)
 # The commands that may have a table of their own in a TOML file.
 COMMANDS = ("train", "compare", "tune", "evaluate", "personalize", "predict", "serve", "inspect", "get")
 
@@ -90,6 +93,9 @@ class RunConfig:
     id_column: str | None = key(None, "table column of identifiers: never a feature, carried into predictions")
     date_columns: str | None = key(None, "table columns of ISO dates to learn from: year, month, weekday, hour")
     split_by: str | None = key(None, "table column of dates or numbers: each client's newest rows are its test rows")
+    positive_class: str | None = key(
+        None, "two classes: the one that recall, precision and thresholds are about (default: the second by name)"
+    )
     task: str | None = key(
         None,
         "classification, regression, multilabel (y of 0 and 1 per label) or sequence (a class per step); default: "
@@ -327,7 +333,8 @@ class RunConfig:
             if not is_table(path):  # the same federation for every seed
                 folder: Table = {**common, "image_size": self.image_size}
                 return once(path, ("folder", *folder.values()), lambda: data.Federation.from_folder(path, **folder))
-            return data.read_table(**self.table_columns(), test_share=self.test_share, seed=seed, **common)
+            options: Table = {"test_share": self.test_share, "positive_class": self.positive_class, "seed": seed}
+            return data.read_table(**self.table_columns(), **options, **common)
 
         def transformed(fed: Federation) -> Federation:
             positive = self.target_transform or self.positive_target

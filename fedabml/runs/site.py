@@ -25,10 +25,11 @@ from ..algorithms.local import Local
 from ..arguments import checks_arguments
 from ..errors import InputError
 from ..evaluation import calibration
-from ..evaluation.decisions import RESAMPLES, auroc, bootstrap, wilson
-from ..evaluation.measures import FEW_OF_CLASS
+from ..evaluation.decisions import RESAMPLES, auroc, base_rate, base_regression, bootstrap, wilson
+from ..evaluation.measures import FEW_OF_CLASS, positive_class
 from ..evaluation.predictions import Prediction, Regression
 from ..evaluation.structured import MultiPrediction
+from .outputs import class_names
 from .posterior import Posterior
 from .prior import Prior, rows_digest
 from .trust import Trust
@@ -49,7 +50,7 @@ class Score(NamedTuple):
     high: float
 
     def __str__(self) -> str:
-        ends = "" if math.isnan(self.low) else f" ({self.low:.3f} to {self.high:.3f})"
+        ends = " °" if math.isnan(self.low) else f" ({self.low:.3f} to {self.high:.3f})"
         return "–" if math.isnan(self.value) else f"{self.value:.3f}{ends}"
 
 
@@ -63,6 +64,9 @@ class SiteReport:
     worse: dict[str, tuple[float, float]]
     scores: dict[str, dict[str, Score]] = field(default_factory=dict)  # by model and measure: NLL, AUROC, recall, …
     calibration: str = "none"  # of all three; it is fitted on other rows than those scored
+    # Of a model that knows the training targets alone, by measure; empty for several answers per input.
+    base: dict[str, float] = field(default_factory=dict)
+    positive: str = ""  # the positive class of two, as `measures.positive_class` names it
 
     @property
     def best(self) -> str:
@@ -79,16 +83,26 @@ class SiteReport:
             gap = f"{NAMES[name]} is worse by {mean:.3f}{within}"
             parts.append(gap if math.isfinite(mean) else f"{NAMES[name]} diverges")
         best = NAMES[self.best]
-        more = "".join(f", {name} {score}" for name, score in self.scores.get(self.best, {}).items() if name != "NLL")
+        others = {name: score for name, score in self.scores.get(self.best, {}).items() if name != "NLL"}
+        more = "".join(f", {self._heading(name)} {score}" for name, score in others.items())
         scored = f"NLL {self.nll[self.best]:.3f} on {held_out_rows(self.rows)}{more}"
         few = " So few rows give no interval, and the differences may be chance." if self.rows < FEW_OF_CLASS else ""
+        if not few and "°" in more:
+            few = f" ° With fewer than {FEW_OF_CLASS} rows of a class, chance decides this value."
         return f"{best[0].upper()}{best[1:]} serves this site best: {scored}; {', '.join(parts)}.{few}"
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the head and the rows of a table of all scores, a row per model."""
         measures = list(self.scores[self.best])
         rows = [[NAMES[name], *(str(scores[m]) for m in measures)] for name, scores in self.scores.items() if scores]
-        return ["", *measures], rows
+        if self.base:
+            base = (self.base.get(measure, math.nan) for measure in measures)
+            rows.append(["the base rate", *("–" if math.isnan(value) else f"{value:.3f}" for value in base)])
+        return ["", *map(self._heading, measures)], rows
+
+    def _heading(self, measure: str) -> str:
+        """Return the name of a measure, which for recall names the class that is to be found."""
+        return f"{measure} of {self.positive}" if measure == "recall" and self.positive else measure
 
 
 def held_out_rows(count: int) -> str:
@@ -171,7 +185,23 @@ def compare_at_site(
         worse[name] = float(gap.mean()), _half(gap) if np.isfinite(gap).all() else math.inf
     scores = {name: measures for name, (_, measures) in results.items()}
     kind = "none" if prior.input_spec.task == "regression" else trust.kind if trust else "temperature"
-    return SiteReport(len(held[1]), means, {name: worse[name] for name in losses if name in worse}, scores, kind)
+    positive = positive_class({"class_names": class_names(prior.input_spec)})
+    ordered = {name: worse[name] for name in losses if name in worse}
+    base = _base(prior.input_spec.task, train[1], held[1], prior.input_spec.classes or 0)
+    return SiteReport(len(held[1]), means, ordered, scores, kind, base, positive)
+
+
+def _base(task: str, train: np.ndarray, y: np.ndarray, classes: int) -> dict[str, float]:
+    """Return the scores of a model that knows only the targets of the training rows, by the names of measures."""
+    owner = np.zeros(len(y), int)
+    if task == "classification":
+        found, _ = base_rate(y, owner, np.bincount(train, minlength=classes)[None])
+    elif task == "regression":
+        found, _ = base_regression(y, owner, train, np.zeros(len(train), int), np.zeros(1, int))
+    else:
+        return {}
+    named = {"NLL": "nll", "AUROC": "auroc", "recall": "recall", "accuracy": "accuracy", "RMSE": "rmse"}
+    return {name: float(found[f"base_{key}"][0]) for name, key in named.items() if f"base_{key}" in found}
 
 
 def _half(values: np.ndarray) -> float:
@@ -200,7 +230,8 @@ def _judged(p: Predicted, y: np.ndarray, trust: Trust | None) -> tuple[np.ndarra
         else:
             scores = {"accuracy": _share(label == y)}
     mean, half = float(per_row.mean()), _half(per_row)
-    return per_row, {"NLL": Score(mean, mean - half, mean + half), **scores}
+    least = -math.inf if isinstance(p, Regression) else 0.0  # −log of a probability is never below 0
+    return per_row, {"NLL": Score(mean, max(mean - half, least), mean + half), **scores}
 
 
 def _surprisal(probs: np.ndarray, y: np.ndarray) -> np.ndarray:

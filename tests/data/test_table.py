@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fedabml.data import TableRecipe, features, read_table
+from fedabml.data.once import reading_once
 from fedabml.data.recipe import Numeric
 from fedabml.errors import InputError
 
@@ -51,6 +52,26 @@ def test_a_table_becomes_a_federation(tmp_path, kind):
     assert fed.x.shape == (60, 9) and fed.x.dtype == np.float32 and fed.shift == 0 and fed.scale == 1
     np.testing.assert_allclose(fed.x[fed.train.index, :2].mean(0), 0, atol=1e-5)
     np.testing.assert_array_equal(features(path, fed.recipe), fed.x)
+
+
+def test_the_positive_class_is_the_second_one(tmp_path):
+    """All measures and thresholds of two classes are about class 1, so the choice is an order of the classes."""
+    table = frame()
+    path = write(tmp_path / "t.csv", table)
+    with reading_once():
+        usual, chosen = (read_table(path, client="site", target="ill", positive_class=p) for p in ("yes", "no"))
+    assert usual.recipe.class_names == ("no", "yes") and chosen.recipe.class_names == ("yes", "no")
+    np.testing.assert_array_equal(chosen.y, 1 - usual.y)
+    np.testing.assert_array_equal(chosen.test.index, usual.test.index)
+    assert usual.hash == read_table(path, client="site", target="ill").hash != chosen.hash
+    again = TableRecipe.from_json(json.loads(json.dumps(chosen.recipe.to_json())))
+    np.testing.assert_array_equal(again.encode_target(table["ill"]), chosen.y)  # a site that has the prior agrees
+    with pytest.raises(InputError, match=r"no class 'dead'.*'no' and 'yes'.*--positive-class"):
+        read_table(path, client="site", target="ill", positive_class="dead")
+    with pytest.raises(InputError, match=r"has 3 classes.*Leave --positive-class out"):
+        read_table(path, client="smoker", target="site", positive_class="s0")
+    with pytest.raises(InputError, match=r"has numbers.*Leave --positive-class out"):
+        read_table(path, client="site", target="age", positive_class="50")
 
 
 def test_statistics_know_nothing_of_test_rows(tmp_path):

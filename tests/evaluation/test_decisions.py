@@ -260,11 +260,9 @@ def two(score):
 def test_bootstrap_intervals_have_their_analytic_width():
     """Half of 24 positives and of 24 negatives are right: a recall of 1/2 with the error sqrt(1/4 / 24)."""
     y, score = np.repeat([0, 1], 24), np.tile([0.2, 0.8], 24)
-    ends, error = bootstrap(two(score), y), np.sqrt(0.25 / 24)
-    for key, deviation in {"recall": error, "balanced_accuracy": error / np.sqrt(2)}.items():
-        low, high = ends[key]
-        assert (low + high) / 2 == pytest.approx(0.5, abs=0.03)
-        assert high - low == pytest.approx(2 * 1.96 * deviation, rel=0.12)
+    low, high = bootstrap(two(score), y)["balanced_accuracy"]
+    assert (low + high) / 2 == pytest.approx(0.5, abs=0.03)
+    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.25 / 24 / 2), rel=0.12)
     assert set(bootstrap(two(y * 0.8 + 0.1), y).values()) == {(1.0, 1.0)}  # every draw of perfect answers is perfect
 
 
@@ -274,12 +272,18 @@ def test_bootstrap_intervals_are_quantiles_of_scikit_learn_s_measures(monkeypatc
     y = np.repeat([0, 1], [20, 12])
     score = np.clip(random.random(32) + 0.2 * y, 0, 1)
     draws = np.random.default_rng(7).integers(0, 32, (60, 32))
+
+    def sensitivity(t, p):
+        false, true, _ = metrics.roc_curve(t, p, drop_intermediate=False)
+        return true[false <= 0.1 + 1e-9].max()
+
     functions = {
         "auroc": lambda t, p: metrics.roc_auc_score(t, p),
         "average_precision": lambda t, p: metrics.average_precision_score(t, p),
         "balanced_accuracy": lambda t, p: metrics.balanced_accuracy_score(t, p > 0.5),
         "f1": lambda t, p: metrics.f1_score(t, p > 0.5),
-        "recall": lambda t, p: metrics.recall_score(t, p > 0.5),
+        "precision": lambda t, p: metrics.precision_score(t, p > 0.5),
+        "sensitivity": sensitivity,
     }
     ends = bootstrap(two(score), y, seed=7)
     assert ends.keys() == functions.keys()
@@ -302,12 +306,34 @@ def test_a_client_s_intervals_are_the_same_every_time_and_in_every_company():
         ).all()
 
 
+def test_a_client_with_few_rows_of_the_rarer_class_has_intervals(monkeypatch):
+    """Hospitals of 150 rows with 5 deaths, of 120 with 60, and of 150 with 3: only the second is large."""
+    random, positives, sizes = np.random.default_rng(0), [5, 60, 3], [150, 120, 150]
+    y = np.concatenate([np.arange(n) < k for n, k in zip(sizes, positives, strict=True)]).astype(int)
+    owner, score = np.repeat(range(3), sizes), np.clip(random.random(sum(sizes)) + 0.3 * y, 0, 1)
+    found = report(two(score), y, owner, np.ones((3, 2)))[0]
+    for key in (*BOOTSTRAPPED, "recall"):
+        low, high = found[f"{key}_low"], found[f"{key}_high"]
+        assert low[0] <= found[key][0] <= high[0] and low[0] < high[0] and np.isnan(low[1])
+        assert np.isnan(low[2]) == (key in BOOTSTRAPPED)  # of three deaths, shares alone have one
+    hits = (y == 1) & (score > 0.5) & (owner == 0)
+    assert found["recall_low"][0] == pytest.approx(wilson(np.array(hits.sum()), np.array(5))[0])
+    parts = [key for key in found if key.endswith(("_low", "_high"))]
+    monkeypatch.setattr("fedabml.evaluation.decisions.MOST_AT_ONCE", 7 * 150)  # in parts, with nearly the same draws
+    again = report(two(score), y, owner, np.ones((3, 2)))[0]
+    for key in parts:
+        np.testing.assert_allclose(again[key], found[key], atol=0.12)
+    monkeypatch.setattr("fedabml.evaluation.decisions.MOST_RESAMPLED", 149)
+    assert "f1_low" not in report(two(score), y, owner, np.ones((3, 2)))[0]
+
+
 def test_a_report_has_all_of_it():
     probs, y, owner, clients = drawn(2, 3)
     keep = (owner != 2) | (np.cumsum(owner == 2) <= 30)
-    probs, y, owner = probs[keep], y[keep], owner[keep]
+    times = keep * np.where(owner == 2, 1, 4)  # so that the others have 50 rows of both classes
+    probs, y, owner = (np.repeat(part, times, axis=0) for part in (probs, y, owner))
     by_client, pooled, details = report(probs, y, owner, np.ones((clients, 2)))
-    small = np.bincount(owner) < 50
+    small = np.minimum(np.bincount(owner, y), np.bincount(owner, 1 - y)) < 50
     assert small[2] and not small.all()
     assert pooled["auroc_pooled"] == pytest.approx(metrics.roc_auc_score(y, probs[:, 1]))
     assert details["confusion"] == metrics.confusion_matrix(y, probs.argmax(1)).tolist()

@@ -11,9 +11,9 @@ from fedabml.evaluation.measures import (
     COMPARED,
     MEASURES,
     POOLED,
-    at_specificity,
     decimals,
     duration,
+    in_words,
     main_measure,
     size,
     tuning_measures,
@@ -78,6 +78,18 @@ def test_tune_offers_every_measure_of_a_summary_that_has_a_direction(task: str, 
 
 
 def test_sensitivity_names_its_specificity() -> None:
-    chosen = at_specificity(MEASURES["sensitivity"], 0.975)
+    chosen = in_words(MEASURES["sensitivity"], {"specificity": 0.975})
     assert "a specificity of 97.5% or more" in chosen.name and "at most 2.5% false alarms" in chosen.meaning
-    assert at_specificity(MEASURES["recall"], 0.975) is MEASURES["recall"]
+    assert in_words(MEASURES["recall"], {"specificity": 0.975}) is MEASURES["recall"]
+
+
+def test_measures_of_the_positive_class_name_it() -> None:
+    """With `died` and `survived`, recall is of `survived`: nobody should have to guess that."""
+    of_two = {"class_names": ["died", "survived"], "specificity": 0.9}
+    for key in ("recall_pooled", "recall", "precision", "f1", "average_precision", "sensitivity"):
+        measure = in_words(MEASURES[key], of_two)
+        assert all("'survived'" in words for words in (measure.name, measure.label)), measure
+        assert measure.name.endswith(MEASURES[key].name.partition(",")[2]) and "positive" not in measure.meaning
+        assert in_words(MEASURES[key], {"class_names": ["a", "b", "c"]}) is MEASURES[key]
+    assert in_words(MEASURES["auroc"], of_two) is MEASURES["auroc"]  # the same for either class
+    assert in_words(MEASURES["recall"], {"class_names": ["0", "1"]}).label == "recall of class 1"

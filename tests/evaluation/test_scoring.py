@@ -21,7 +21,9 @@ from fedabml.engine import policy
 from fedabml.engine.rounds import Simulation
 from fedabml.evaluation.calibration import fit_temperature
 from fedabml.evaluation.client_scores import BINS, calibration, classification_scores, regression_scores
+from fedabml.evaluation.measures import of_large
 from fedabml.evaluation.scoring import clients_to_score, evaluate
+from fedabml.experiments.search import measured
 from fedabml.runs.outputs import output_columns
 
 CLIENTS, CLASSES = 4, 5
@@ -262,16 +264,16 @@ def test_clients_of_few_rows_are_counted_and_do_not_decide_the_worst_tenth():
     fed = data("classification", sizes=(6, 8, 7), tests=(9, 10, 30))
     scores, _ = evaluated(fed, FedAvg(lr=0.1))
     assert scores.summary["clients_small"] == 1
-    assert scores.summary["accuracy_worst_decile_large"] == scores.clients["accuracy"][1:].min()
-    assert scores.summary["accuracy_worst_decile"] == scores.clients["accuracy"].min()
+    assert scores.summary["accuracy_worst_decile"] == scores.clients["accuracy"][1:].min()
+    assert scores.summary["accuracy_worst_decile_all"] == scores.clients["accuracy"].min()
     tiny, _ = evaluated(data("classification"), FedAvg(lr=0.1))
-    assert tiny.summary["clients_small"] == 3 and tiny.summary["accuracy_worst_decile_large"] is None
+    assert tiny.summary["clients_small"] == 3 and tiny.summary["accuracy_worst_decile"] is None
     large, _ = evaluated(data("classification", tests=(10, 10, 10)), FedAvg(lr=0.1))
-    assert large.summary["clients_small"] == 0 and "accuracy_worst_decile_large" not in large.summary
+    assert large.summary["clients_small"] == 0 and "accuracy_worst_decile_all" not in large.summary
 
 
 def test_clients_with_few_rows_of_a_class_do_not_count_in_means_of_ranks():
-    """The rank of one positive among nine is chance: the client counts in the pooled AUROC, and in `auroc` alone."""
+    """The rank of one positive among nine is chance: the client counts in the pooled AUROC and in `auroc_all` alone."""
     random = np.random.default_rng(0)
 
     def rows(positives, negatives):
@@ -284,14 +286,27 @@ def test_clients_with_few_rows_of_a_class_do_not_count_in_means_of_ranks():
     summary, clients = scores.summary, scores.clients
     assert (summary["clients_small"], summary["clients_few_of_class"]) == (0, 1)
     for key in ("auroc", "average_precision", "f1", "recall", "precision", "base_average_precision", "base_auroc"):
-        assert summary[f"{key}_large"] == pytest.approx(clients[key][1:].mean())
-        assert summary[key] == pytest.approx(np.nanmean(clients[key]))
-    assert "accuracy_large" not in summary and summary["base_accuracy_worst_decile"] == clients["base_accuracy"].min()
+        assert summary[key] == pytest.approx(clients[key][1:].mean())
+        assert summary[f"{key}_all"] == pytest.approx(np.nanmean(clients[key]))
+    assert "accuracy_all" not in summary and summary["base_accuracy_worst_decile"] == clients["base_accuracy"].min()
     assert clients["rows[1]"].tolist() == [1, 5, 20]
     few, _ = evaluated(fedabml.Federation.from_arrays(train, [rows(1, 9)] * 3), FedAvg(lr=0.1))
-    assert few.summary["auroc_large"] is None and few.summary["auroc_pooled"] is not None
+    assert few.summary["auroc"] is None is not few.summary["auroc_all"] and few.summary["auroc_pooled"] is not None
     enough, _ = evaluated(fedabml.Federation.from_arrays(train, [rows(6, 9)] * 3), FedAvg(lr=0.1))
-    assert enough.summary["clients_few_of_class"] == 0 and "auroc_large" not in enough.summary
+    assert enough.summary["clients_few_of_class"] == 0 and "auroc_all" not in enough.summary
+
+
+def test_a_client_of_one_row_does_not_count_in_means_of_a_regression():
+    """Its coverage is 0% or 100%, and its RMSE one error: headlines, tables and tune read the others' mean."""
+    fed = data("regression", sizes=(9, 8, 7), tests=(1, 10, 30))
+    scores, _ = evaluated(fed, FedAvg(lr=0.1))
+    summary, clients = scores.summary, scores.clients
+    for key in ("rmse", "nll", "mae", "pinball", "coverage", "interval_width", "base_rmse", "base_mae", "prior_rmse"):
+        assert summary[key] == pytest.approx(clients[key][1:].mean()), key
+        assert summary[f"{key}_all"] == pytest.approx(clients[key].mean()), key
+        assert of_large(key, summary) == "of 10 rows or more" and measured(summary, key) == summary[key]
+    tiny, _ = evaluated(data("regression", tests=(9, 9, 9)), FedAvg(lr=0.1))  # nobody is left: all of them count
+    assert tiny.summary["rmse"] == pytest.approx(tiny.clients["rmse"].mean()) and "rmse_all" not in tiny.summary
 
 
 def test_the_summary_is_the_unweighted_mean_over_clients():

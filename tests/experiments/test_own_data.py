@@ -13,8 +13,11 @@ from fedabml.data import columns, folders, once, table
 from fedabml.experiments import runner
 from fedabml.experiments.cell import Cell
 from fedabml.experiments.compare import compare, configs
+from fedabml.experiments.comparison_page import render
+from fedabml.experiments.comparison_tables import _clients
 from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.paper.newcomers import Newcomers
+from fedabml.experiments.ranking import make
 from fedabml.experiments.runner import execute
 from fedabml.runs.config import RunConfig
 from tests.cli.command import run
@@ -237,3 +240,30 @@ def test_compare_and_tune_take_the_flags_of_the_likelihood(kind, flag, key, refu
         assert lines and all(json.loads(line)["config"].items() >= key.items() for line in lines)
     for command in ("compare", "tune"):
         assert refusal in run(command, *words(other), "--out", tmp_path / f"other-{command}", code=2).output
+
+
+def test_every_client_of_a_comparison_has_its_recall_and_auroc(csv, tmp_path):
+    """Accuracy hides that a class is never found at a client: files, frame and page have every client's recall."""
+    out = tmp_path / "out"
+    own = csv | {"test_share": 0.5, "positive_class": "no"}
+    found = fedabml.compare(algorithms=["fedavg", "local"], seeds=2, out=out, **SMALL, **own)
+    trained = fedabml.train(RunConfig.of(SMALL, own).federation(), algorithm=fedabml.FedAvg(), **SMALL)
+    frame = found.frame()
+    first = frame[(frame.algorithm == "fedavg") & (frame.seed == 0)]
+    for key in ("auroc", "recall", "precision", "rows[no]", "rows[yes]"):
+        expected = trained.frame()[key]
+        np.testing.assert_allclose(first[key].to_numpy(float), expected, atol=1e-5)
+        written = pd.read_csv(out / "clients.csv")
+        np.testing.assert_allclose(written[written.algorithm == "fedavg"][key].head(CLIENTS), expected, atol=1e-5)
+    page = (out / "report.html").read_text("utf-8")
+    assert "Recall of &#39;no&#39;" in page and "Rows of no" in page and "sensitivity are those of &#39;no&#39;" in page
+    ledger = (out / "cells.jsonl").read_text("utf-8").splitlines()
+    former = [json.loads(line) for line in ledger]  # as earlier versions wrote them, without a seal
+    for line in former:
+        del line["sealed"], line["sha256"], line["facts"]["class_names"]
+        score = line["scores"][0]
+        score["clients"] = {key: score["clients"][key] for key in ("accuracy", "nll")}
+    old = {(line["label"], line["config"].get("seed", 0)): runner.Result.of(json.dumps(line)) for line in former}
+    again = make({row.label: row.config for row in found.rows}, old, {}, found.seeds, True)
+    assert "auroc" not in again.frame().columns and len(again.frame()) == len(frame)
+    assert render(again, "") and len(list(_clients(again))) == len(frame)

@@ -46,6 +46,14 @@ def test_a_search_leaves_out_clients_of_few_rows_as_pages_do(large, value, who):
     assert tuned.decided_by == (f"{key} of clients {who}" if who else key) and tuned.base == (0.3, 0.7)
 
 
+def test_a_search_by_recall_names_the_class():
+    search, summary = Search(SMALL.with_changes(algorithm="fedavg"), {}, (100,), 1), {"recall": 0.5, "nll": 0.5}
+    result = Result("", "fedavg", {}, [Score({}, summary, {})], {"class_names": ["no", "yes"]})
+    trial = search.trial(0, search.start, [result], "recall")
+    assert Tuned({"fedavg": [trial]}, "recall", None).decided_by == "recall of 'yes'"
+    assert Tuned({"fedavg": [search.trial(0, {}, [result], "nll")]}, "nll", None).decided_by == "nll"
+
+
 # A client has 144 rows without its validation rows, one minibatch, so that FedProx's pull is 0 whatever μ is. With all
 # 180 it takes two steps, and μ = 8 turns the second round (1 − ημ = −7); μ = 3e38 overflows.
 PROX = SMALL.with_changes(classes_per_client=10, batch_size=150, rounds=3, participation=1.0)

@@ -394,6 +394,11 @@ def tiles_of(page: str) -> dict[str, tuple[str, str]]:
     return {html.unescape(name): (value, html.unescape(words)) for name, value, words in found}
 
 
+def lead_of(page: str) -> str:
+    """Return the label of the largest tile."""
+    return re.findall(r'class="tile lead">\s*<[^>]*>([^<]*)<', page)[0]
+
+
 def test_clients_of_few_rows_are_marked_and_decide_no_tile(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("some", clients=40, rows=(9, 10, 30, 100), accuracy_worst_decile=0.0)
     page, _ = page_of(write([run], tmp_path / "r.html"))
@@ -402,7 +407,7 @@ def test_clients_of_few_rows_are_marked_and_decide_no_tile(make_run: MakeRun, tm
     assert tiles["Worst tenth"] == (
         f"{np.mean(large[:3]):.1%}", "mean accuracy of the worst-off tenth of clients with at least 10 test rows"
     )  # fmt: skip
-    assert next(iter(tiles)) == "Pooled accuracy"
+    assert next(iter(tiles)) == "Pooled accuracy" == lead_of(page)
     assert "10 of 40 clients (marked °) have fewer than 10 test rows" in page
     assert ">clinic 0 °</th>" in page and ">clinic 1</th>" in page
     assert "Smaller dots are clients with fewer than 10 test rows" in page
@@ -411,6 +416,7 @@ def test_clients_of_few_rows_are_marked_and_decide_no_tile(make_run: MakeRun, tm
     all_small = tiles_of(page_of(write([make_run("tiny", rows=(1, 3))], tmp_path / "r.html"))[0])
     assert all_small["Worst tenth"][0] == "too few test rows"
     none_small = tiles_of(page_of(write([make_run("plain")], tmp_path / "r.html"))[0])
+    assert lead_of((tmp_path / "r.html").read_text("utf-8")) == "Accuracy"
     assert next(iter(none_small)) == "Accuracy" and "at least" not in none_small["Worst tenth"][1]
 
 
@@ -458,6 +464,7 @@ def test_a_run_shows_all_measures_beside_the_base_rate(make_run: MakeRun, tmp_pa
     assert found["average precision, mean over clients"] == ["0.510", "", ""] and found["class-wise calibration error"]
     assert "Base rate: a model that knows only" in page
     tiles = tiles_of(page)
+    assert tiles["Pooled AUROC"][1].endswith("; base rate 0.570") and tiles["Accuracy"][1].endswith("; base rate 70.0%")
     assert tiles["Pooled AUROC"][0] == "0.830" and tiles["Pooled recall"][0] == "20.0%" and "AUROC" not in tiles
     two = page_of(write([run, make_run("b", algorithm="b", **measures)], tmp_path / "r.html"))[0]
     assert "base rate" in two and 'data-v="0.4321"' in two

@@ -193,7 +193,7 @@ def test_the_configuration_of_every_algorithm_reproduces_it(name):
 
 
 @pytest.mark.parametrize("data", [{}, {"dataset": "mnist"}, {"data": "clients"}])
-@pytest.mark.parametrize("stray", [{"client_column": "site"}, {"target_column": "y"}, {"test_share": 0.3}])
+@pytest.mark.parametrize("stray", [{"client_column": "site"}, {"positive_class": "y"}, {"test_share": 0.3}])
 def test_keys_of_a_table_beside_other_data_are_refused(data, stray):
     with pytest.raises(InputError, match=r"is for a table .*Leave --[a-z]+-[a-z]+ out\."):
         RunConfig(**data, **stray)

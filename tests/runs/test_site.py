@@ -58,8 +58,14 @@ def test_two_classes_have_auroc_and_recall_with_intervals(two_classes):
     assert scores["AUROC"].value == pytest.approx(auroc(p[:, 1], truth == 1))
     assert scores["recall"].value == pytest.approx((p[truth == 1, 1] > 0.5).mean())
     for measures in report.scores.values():
+        assert measures["NLL"].low >= 0
         for score in measures.values():
             assert score.low <= score.value <= score.high and score.low < score.high
+    (_, learned), _ = prior.hold_out(x, y, 0.4)
+    share = (learned.sum() + 1) / (len(learned) + 2)
+    nll = -np.log(np.where(truth == 1, share, 1 - share)).mean()
+    head, rows = report.table()
+    assert head[-1] == "recall of class 1" and rows[-1] == ["the base rate", f"{nll:.3f}", "0.500", "0.000"]
     assert f"AUROC {report.scores[report.best]['AUROC']}" in report.sentence and report.sentence.count(".\n") == 0
 
 
@@ -123,6 +129,15 @@ def test_a_posterior_from_a_file_is_compared_on_its_own_rows(two_classes, tmp_pa
     assert report.nll["posterior"] == pytest.approx(made.trust.nll_after, rel=1e-6)
 
 
+def test_an_interval_of_few_rows_ends_at_zero_and_a_rank_of_one_row_is_marked():
+    probs, y = np.full((18, 2), [0.97, 0.03]), (np.arange(18) == 0).astype(int)
+    per_row, scores = site._judged(fedabml.Prediction(probs, np.zeros(18)), y, None)
+    assert per_row.mean() - site._half(per_row) < 0 == scores["NLL"].low
+    assert str(scores["AUROC"]).endswith(" °") and math.isnan(scores["AUROC"].low)
+    report = site.SiteReport(18, {"prior": 0.2}, {}, {"prior": scores})
+    assert "° With fewer than 5 rows of a class" in report.sentence
+
+
 @pytest.mark.parametrize("held", [1, 4])
 def test_few_rows_have_no_interval(two_classes, held):
     prior, x, y = two_classes
@@ -160,7 +175,7 @@ def test_training_alone_that_diverges_is_named(two_classes, monkeypatch):
     monkeypatch.setattr(fedabml.Prior, "personalize", diverges)
     report = fedabml.compare_at_site(prior, x, y, 0.4, device="cpu", epochs=1)
     assert "training alone diverges." in report.sentence and "alone" in report.nll
-    assert [row[0] for row in report.table()[1]] == ["its posterior", "the prior"]
+    assert [row[0] for row in report.table()[1]] == ["its posterior", "the prior", "the base rate"]
 
 
 def test_a_small_site_is_told_without_being_asked(two_classes, tmp_path, monkeypatch):

@@ -336,7 +336,10 @@ def test_the_effect_of_a_calibration_of_several_labels_is_cross_validated():
     assert trust.nll_after == pytest.approx(-np.log(crossed[np.arange(len(known)), known]).mean())
     scaled = calibration.with_temperature(flat.probs, trust.temperature)
     assert trust.nll_after > -np.log(scaled[np.arange(len(known)), known]).mean()
-    assert "ECE" not in "".join(trust_lines(trust, several=True))
+    said = trust_lines(trust, several=True)
+    assert "ECE" not in "".join(said) and "rises" not in "".join(said)
+    harms = dataclasses.replace(trust, nll_after=trust.nll_before + 0.1)
+    assert "the NLL rises, and --calibration none" in trust_lines(harms, several=True)[1]
     assert trust_lines(trust, several=True)[-1].startswith("coverage    no sets")
 
 
@@ -444,9 +447,10 @@ def test_the_command_line_says_what_it_found(hospital, tmp_path):
     assert "serves this site best" in out
     assert (
         "validation  180 rows, held out" in out
-        and "for f1" in out
+        and "for f1 of 'yes', chosen on " in out
         and "coverage    90% sets" in out
-        and "positive rows" in out
+        and "rows of 'yes'" in out
+        and "recall of 'yes'" in out
     )
     assert "on average over new rows like those held out" in out
     words = [tmp_path / "posterior.safetensors", "--data", tmp_path / "new.csv", "--out", tmp_path / "p.csv"]
