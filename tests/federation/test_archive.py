@@ -63,7 +63,8 @@ def test_an_archive_becomes_a_sites_folder(server, tmp_path):
 def test_the_readme_has_three_commands_and_the_fingerprint(server, contents):
     text = contents["README.txt"].decode()
     wheel = f"fedabml-{__version__}-py3-none-any.whl"
-    for words in (f"pip install './{wheel}[flower,tables]'", "join a.tar.gz --data PATH", "federation personalize a"):
+    commands = f"pip install './{wheel}[flower,tables]'", "join a.tar.gz --data PATH", "federation personalize a"
+    for words in (*commands, "after every 10 rounds"):
         assert words in text
     assert archive.fingerprint(server.ca_certificate.read_bytes()) in text and server.settings.address in text
 
