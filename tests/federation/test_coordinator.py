@@ -278,6 +278,8 @@ def test_too_few_sites_get_no_orders(tmp_path):
     def note(event):
         if event["event"] == "round":
             server.save_sites([dataclasses.replace(m, removed=m.number > 2) for m in members])
+        if event["event"] == "finished":
+            server.stop_file.touch()
 
     with pytest.raises(TrainingError, match=r"3 of 3 sites are available, and 4 are needed \(min_replies\)"):
         Coordinator(server, wire, wire.clock, note).run()
@@ -314,13 +316,18 @@ def test_a_reply_after_the_last_round_is_listed_with_its_reason(tmp_path):
     receive = wire.receive
 
     def receive_late(seconds):
-        return [held.pop()] if held and any(order.kind == "prior" for order in wire.sent) else receive(seconds)
+        if held and not wire.queue and any(order.kind == "prior" for order in wire.sent):
+            return [held.pop()]
+        if wire.now > 100:
+            server.stop_file.touch()
+        return receive(seconds)
 
     wire.receive = receive_late
-    _, events = lead(server, wire, until="prior")
+    _, events = lead(server, wire, until="late")
     assert rounds_of(events)[0]["missing"] == ["site-1"]
-    listed = [entry for event in events if event["event"] == "prior" for entry in event["rejected"]]
-    assert listed == [{"site": "site-1", "reason": "late: it answers round 1, attempt 1"}]
+    reason = "late: it answers round 1, attempt 1"
+    assert rounds_of(events, "late")[0]["rejected"] == [{"site": "site-1", "reason": reason}]
+    assert status.read(server).reasons == {reason: 1}
 
 
 def test_a_round_with_too_few_replies_is_given_up(tmp_path):
