@@ -105,7 +105,13 @@ def set_up(place: Path, fed: fedabml.Federation, **settings: Any) -> tuple[Serve
     """Make the folders of a server and of one site for every client."""
     server = ServerFolder(place / "server")
     server.make()
-    defaults: dict[str, Any] = {"model_options": {"hidden": [32]}, "epochs": 2, "batch_size": 20, "participation": 1.0}
+    defaults: dict[str, Any] = {
+        "model_options": {"hidden": [32]},
+        "epochs": 2,
+        "batch_size": 20,
+        "participation": 1.0,
+        "prior_every": 0,
+    }
     Settings(federation=ID, name="drill", host="localhost", **(defaults | settings)).save(server.settings_file)
     pem = "-----BEGIN PUBLIC KEY-----\n{:A>60}\n-----END PUBLIC KEY-----\n"
     server.save_sites([Member(f"site-{i}", i, pem.format(i)) for i in range(fed.clients)])

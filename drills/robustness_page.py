@@ -43,20 +43,22 @@ def page(path: Path) -> Path:
     """Write the page of the records in a file, and return the page's path."""
     usual = {"malicious": ROUNDS, "dropouts": LONG}
     lines = [line for line in read(path) if line["rounds"] == usual[line["drill"]]]
-    cells: dict[tuple[Any, ...], list[float]] = {}
+    cells: dict[tuple[Any, ...], dict[int, Line]] = {}  # the lines of a cell by seed
     for line in (line for line in lines if line["drill"] == "malicious"):
-        cells.setdefault(tuple(line[n] for n in _NAMES[1:5]), []).append(line["accuracy"])
+        cells.setdefault(tuple(line[n] for n in _NAMES[1:5]), {})[line["seed"]] = line
     columns = [("none", 0), *((attack, n) for attack in ATTACKS for n in FALSE if n)]
+    names = [f"{n} {attack}" for attack, n in columns[1:]]
     parts = [_HEAD]
     for algorithm in ALGORITHMS:
-        rows = [
-            [rule, *(_mean(cells.get((algorithm, rule, *column), [])) for column in columns)]
-            for rule in RULES
-            if (algorithm, rule, "none", 0) in cells
-        ]
-        if rows:
-            header = ["rule", "all honest", *(f"{n} {attack}" for attack, n in columns[1:])]
-            parts += [f"### {algorithm}, accuracy in %", markdown_table(header, rows)]
+        found = {rule: [cells.get((algorithm, rule, *column), {}) for column in columns] for rule in RULES}
+        found = {rule: row for rule, row in found.items() if row[0]}
+        if found:
+            rows = [
+                [rule, *(f"{_mean(_accuracies(cell))}{_ended(cell)}" for cell in row)] for rule, row in found.items()
+            ]
+            parts += [f"### {algorithm}, accuracy in %", markdown_table(["rule", "all honest", *names], rows)]
+            rows = [[rule, *(_mean(_losses(row[0], cell)) for cell in row[1:])] for rule, row in found.items()]
+            parts += [f"### {algorithm}, accuracy lost in points", markdown_table(["rule", *names], rows)]
     if not cells:
         parts.append("There are no records of false sites yet.")
     table = [
@@ -77,6 +79,22 @@ def page(path: Path) -> Path:
     target = path.with_suffix(".md")
     target.write_text("\n\n".join(parts), encoding="utf-8")
     return target
+
+
+def _accuracies(cell: dict[int, Line]) -> list[float]:
+    return [line["accuracy"] for line in cell.values()]
+
+
+def _losses(honest: dict[int, Line], cell: dict[int, Line]) -> list[float]:
+    """Return for every seed how much accuracy is lost, compared with the same rule and seed without false sites."""
+    return [honest[seed]["accuracy"] - line["accuracy"] for seed, line in cell.items() if seed in honest]
+
+
+def _ended(cell: dict[int, Line]) -> str:
+    """Return a remark if a federation gave up before its last round."""
+    done = sorted(line.get("rounds done", line["rounds"]) for line in cell.values())
+    early = [count for count, line in zip(done, cell.values(), strict=True) if count < line["rounds"]]
+    return f" (ended after {', '.join(map(str, done))} rounds)" if early else ""
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -100,9 +118,14 @@ call. The data are the embedded digits.
 
 {SITES} sites with different shares of the classes (Dirichlet, α = 1), {ROUNDS} rounds of 2 epochs, an MLP with 32
 hidden units. A false site sends the state it received plus −10 or 10 times its change. Its replies are well-formed, so
-the checks pass unless a value leaves its range. The table has the accuracy of the server's own model on all test rows:
-mean and standard deviation over seeds. `trim` is {TRIM}. The norm bound refuses an update that is more than
-{NORM_FACTOR:g} times the median distance away from the coordinatewise median of the updates."""
+the checks pass unless a value leaves its range. `trim` is {TRIM}. The norm bound (`norm_factor` = {NORM_FACTOR:g})
+refuses a reply that is more than {NORM_FACTOR:g} times as far from the coordinatewise median as others.
+
+The first table of an algorithm has the accuracy of the server's own model on all test rows, after the last round that
+was done: mean and standard deviation over seeds. Where false sites had spoilt the state so far that honest ones could
+no longer train, the federation gave up. Then the table has the number of rounds that were done, for every seed. The
+second table has the accuracy that the false sites cost: the difference from the same rule and seed with honest sites
+alone. A negative number is a gain."""
 _DROPOUTS = f"""## Sites that drop out
 
 {MANY} sites, of which half are drawn for each of {LONG} rounds of SCAFFOLD. Each drawn site drops out with the given

@@ -190,20 +190,24 @@ def status(
 
 @app.command()
 @command()
-def resume(folder: Path, *, foreground: bool = False) -> None:
+def resume(folder: Path, *, from_round: int | None = None, foreground: bool = False) -> None:
     """Start a federation or a site again: after `down`, after a crash of the machine, or after it has given up.
 
-    A federation continues with the round after the last one that it saved.
+    A federation continues with the round after the last one that it saved. With --from-round it goes back to an earlier
+    state, for example because a false reply has spoilt the later ones. These are moved to state/aside-TIME.
 
-    Example: `fedabml federation resume trial`
+    Examples:
+    - `fedabml federation resume trial`
+    - `fedabml federation resume trial --from-round 32`
 
     Flags:
         folder (DIR): The operator's folder, or a site's.
+        from_round (N): Go back to the state after this round. If there is none, the error lists those there are.
         foreground: Stay in the foreground, as systemd requires. Ctrl-C ends all processes.
     """
     from ..federation import operate
 
-    operate.resume(folder, foreground=foreground)
+    operate.resume(folder, from_round=from_round, foreground=foreground)
     if not foreground:
         print_line(f"running    fedabml federation status {folder} --watch")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -74,7 +75,10 @@ class Admission:
             self.mailbox.idle()
 
     def admit(self, ready: Collection[str], round: int) -> list[str]:
-        """Offer the card to connected sites that have not accepted it; return those that do so now."""
+        """Offer the card to connected sites that have not accepted it; return those that do so now.
+
+        This takes at most half of a round's time-out. A site that needs longer is asked again some rounds later.
+        """
         assert self.card is not None
         for name in self.roster.returned:
             self.refused.pop(name, None)
@@ -82,7 +86,7 @@ class Admission:
         waiting = [member for member in connected if self.refused.get(member.name, 0) <= round]
         if not waiting:
             return []
-        result = handshake.admit(self.card, self.settings, self.exchange_with(waiting))
+        result = handshake.admit(self.card, self.settings, self.exchange_with(waiting, self.settings.round_timeout / 2))
         silent = {m.name: "no answer" for m in waiting if m.name not in {*result.accepted, *result.refused}}
         self._report({**result.refused, **silent}, round)
         if result.accepted:
@@ -95,13 +99,19 @@ class Admission:
         for name in refused:
             self.refused[name] = round + ADMIT_AGAIN
 
-    def exchange_with(self, members: Sequence[Member] | None) -> Callable[..., dict[str, Reply]]:
-        """Return the function by which the start protocol sends orders to these sites, or to all connected ones."""
+    def exchange_with(
+        self, members: Sequence[Member] | None, seconds: float = math.inf
+    ) -> Callable[..., dict[str, Reply]]:
+        """Return the function by which the start protocol sends orders to these sites, or to all connected ones.
+
+        All of its calls together wait at most some `seconds`.
+        """
+        until = self.mailbox.clock() + seconds
 
         def exchange(kind: str, facts: dict[str, Any], tensors: State, timeout: float) -> dict[str, Reply]:
             asked = members or [m for m in self.roster.members if m.name in self.roster.connected]
             orders = [self.order(kind, member, tensors=tensors, facts=facts) for member in asked]
-            collection = self.mailbox.collect(orders, check_identity, timeout)
+            collection = self.mailbox.collect(orders, check_identity, min(timeout, until - self.mailbox.clock()))
             if collection.rejected or collection.missing:
                 self.events.write("answers", kind=kind, rejected=collection.listed(), missing=collection.missing)
             return collection.valid

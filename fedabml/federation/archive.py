@@ -40,6 +40,7 @@ Your data stay on your machine. Nothing is allowed beyond training: see site.tom
                    Your operator gives you both files, too. For .xlsx files add excel, for images add images.
 2. Join:           fedabml federation join {name}.tar.gz --data PATH
 3. Personalise:    fedabml federation personalize {name}
+                   This works as soon as the server has sent a prior: {priors}.
 
 PATH is your table, .npz file or folder. Join connects to {server} and to nothing else, and needs no open port.
 The authority's certificate (ca.crt) has the SHA-256 fingerprint
@@ -55,6 +56,8 @@ def pack(folder: ServerFolder, name: str, site: keys.SiteKeys, apps: list[str]) 
     invitation |= {"name": check_name(name), "server": settings.address}
     words = {"name": name, "title": settings.name, "server": settings.address, "fingerprint": fingerprint(authority)}
     words["wheel"] = f"fedabml-{__version__}-py3-none-any.whl"
+    every = settings.prior_every
+    words["priors"] = f"after every {every} rounds, and at the end" if every else "at the end of training"
     contents = {
         "README.txt": _README.format(**words).encode(),
         "invitation.json": (json.dumps(invitation, indent=2) + "\n").encode(),

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from ..accel.process import borrowed
+from ..algorithms.base import State
 from ..engine import server
 from ..engine.client import no_update
 from ..engine.server import ServerState, client_weights, cohort_size, server_step, state_bytes
@@ -34,6 +35,7 @@ from .events import Event, Events, read_tally
 from .folders import Member, ServerFolder
 from .mailbox import Mailbox, Stopped
 from .messages import Arrival, Order, Reply, Transport, TransportClosed, clean
+from .meter import refused_sites
 from .replies import Limits, check, check_identity, check_update, outliers, seconds_of
 from .robust import aggregate
 from .roster import Roster, draw
@@ -132,19 +134,21 @@ class Coordinator:
             self.events.write("gave_up", round=number, attempts=attempts, reason=reason)
             raise TrainingError(
                 f"Round {number} was given up after {attempts} attempts: {reason}. The state after round {self.round} "
-                "is saved. See `fedabml federation status`, and go on with `fedabml federation resume`."
+                "is saved. See `fedabml federation status`, and go on with `fedabml federation resume`. If a false "
+                "reply has spoilt that state, go back to an earlier one with --from-round."
             )
         every = self.settings.prior_every
         if every and number % every == 0 and number < self.settings.rounds:
             awake = [m for m in self.roster.members if not self.roster.rests(m.name, number)]
-            self._send_prior([m for m in awake if m.name in self.saved.ready])
+            self._send_prior([m for m in awake if m.name in self.saved.ready], self.settings.patience)
 
     def _try_round(self, number: int, attempt: int) -> str:
         """Try a round once. Return why it failed, or an empty text once the state after it is saved."""
         settings, times = self.settings, [time.perf_counter()]
-        available = self._available(number, attempt)
-        clients, size, least = self._sizes()
+        available, deadline = self._available(number, attempt)
+        (clients, size), least = self._sizes(), settings.min_replies
         drawn = draw(available, size, settings.over_select, self.card.seed, number, attempt)
+        drawn = drawn if len(drawn) >= least else []
         shared, every = self.saved.state.shared, settings.score_every
         content = {"tensors": shared, "facts": {"score": True} if every and number % every == 0 else {}}
         orders = [
@@ -153,21 +157,26 @@ class Coordinator:
         ]
         times.append(time.perf_counter())
         enough = size if settings.over_select else 0
-        collection = self.mailbox.collect(orders, self._check_reply, settings.round_timeout, enough)
+        collection = self.mailbox.collect(orders, self._check_reply, deadline - self.clock(), enough)
         if collection.withdrawn:
             self.roster.members = [m for m in self.roster.members if m.name not in collection.withdrawn]
-            clients, _, least = self._sizes()
+            clients, _ = self._sizes()
         for name in collection.late.union(collection.valid):
             self.roster.wake(name)
+        refused = refused_sites(self.folder)
         for name in collection.missing:
             self.roster.rest(name, number)
+            if name in refused:
+                collection.reject(name, refused[name])
         for name in collection.failed:
             self.roster.rest(name, number, silent=False)
         self._forget_lost()
-        self._drop_outliers(collection)
+        self._drop_outliers(collection, clients)
         times.append(time.perf_counter())
         state, reason = None, ""
-        if len(collection.valid) < least or not drawn:
+        if not drawn:
+            reason = f"{len(available)} of {clients} sites are available, and {least} are needed (min_replies)"
+        elif len(collection.valid) < least:
             reason = f"{len(collection.valid)} of {len(drawn)} sites gave a valid reply, and {least} are needed"
         else:
             state = self._merged(collection.valid, clients)
@@ -188,30 +197,34 @@ class Coordinator:
         self.events.write("round", **line)
         return ""
 
-    def _sizes(self) -> tuple[int, int, int]:
-        """Return how many sites there are, how many a round draws, and how many valid replies it needs."""
+    def _sizes(self) -> tuple[int, int]:
+        """Return how many sites there are, and how many a round draws: at least as many as must reply."""
         clients = len(self.roster.members)
-        size = cohort_size(clients, self.settings.participation)
-        return clients, size, min(self.settings.min_replies, size)
+        return clients, max(cohort_size(clients, self.settings.participation), self.settings.min_replies)
 
-    def _available(self, round: int, attempt: int) -> list[Member]:
-        """Return the sites that may be drawn, after waiting a bounded time for those that should be there.
+    def _available(self, round: int, attempt: int) -> tuple[list[Member], float]:
+        """Return the sites that may be drawn, and when the attempt ends.
 
-        Too few sites have answered an earlier attempt, so a repeated round does without resting sites only if the
-        others suffice for a whole draw.
+        The time-out begins when enough sites are there. The time spent on newcomers and on absent sites counts, and is
+        bounded. Before, the call waits one time-out for too few sites. Too few have answered an earlier attempt, so a
+        repeated round does without resting sites only if the others suffice for a whole draw.
         """
-        deadline = self.clock() + self.settings.round_timeout
+        timeout, least = self.settings.round_timeout, self.settings.min_replies
+        began, since = self.clock(), None
         while True:
+            now = self.clock()
             self.roster.refresh()
             self._admit_newcomers()
-            ready, (_, size, least) = self.saved.ready, self._sizes()
-            enough = least if attempt == 1 else size
+            ready, enough = self.saved.ready, least if attempt == 1 else self._sizes()[1]
             available, absent = self.roster.available(ready, round, enough), self.roster.absent(ready, round)
-            if len(available) >= least and not absent:
-                return available
-            if self.clock() >= deadline:
+            if len(available) < least:
+                since = None
+            elif since is None:
+                since = now
+            over = self.clock() >= (began + timeout if since is None else since + self.settings.patience)
+            if over or (since is not None and not absent):
                 self.roster.give_up(absent)
-                return available
+                return available, (self.clock() if since is None else since + timeout)
             self.mailbox.idle()
 
     def _admit_newcomers(self) -> None:
@@ -225,10 +238,12 @@ class Coordinator:
         if reason := check(reply, order, self.limits, self.update_like):
             self._note_loss(reply, order)
             return reason
-        state = self.saved.state
-        alone = self.algorithm.merge(state.shared, reply.tensors, 1, max(1, order.clients))
-        reason = check_update(alone, self.limits, state.shared)
+        reason = check_update(self._alone(reply, order.clients), self.limits, self.saved.state.shared)
         return f"merged alone, {reason}" if reason else None
+
+    def _alone(self, reply: Reply, clients: int) -> State:
+        """Return the shared state after a round in which only this reply counts."""
+        return self.algorithm.merge(self.saved.state.shared, reply.tensors, 1, max(1, clients))
 
     def _check_prior(self, reply: Reply, order: Order) -> str | None:
         if reason := check_identity(reply, order):
@@ -254,10 +269,10 @@ class Coordinator:
         self.lost.clear()
         self.without_card.clear()
 
-    def _drop_outliers(self, collection: Collection) -> None:
-        names = list(collection.valid)
-        updates = [collection.valid[name].tensors for name in names]
-        for name, reason in zip(names, outliers(updates, self.settings.norm_factor), strict=True):
+    def _drop_outliers(self, collection: Collection, clients: int) -> None:
+        names, before = list(collection.valid), self.saved.state.shared
+        states = [self._alone(collection.valid[name], clients) for name in names]
+        for name, reason in zip(names, outliers(states, self.settings.norm_factor, before), strict=True):
             if reason:
                 collection.drop(name, reason)
 
@@ -290,7 +305,7 @@ class Coordinator:
             "connected": sorted(self.roster.connected),
             "resting": self.roster.resting(number),
             "valid": list(valid),
-            "rejected": collection.listed() + self.mailbox.take_stray().listed(),
+            "rejected": collection.listed() + self._strays(),
             "missing": collection.missing,
             "surplus": sorted(collection.surplus),
             "loss": math.fsum(losses.values()) / len(losses) if losses else None,
@@ -301,6 +316,10 @@ class Coordinator:
             "bytes_down": sum(state_bytes(order.tensors) for order in orders),
             "bytes_up": collection.bytes_up,
         }
+
+    def _strays(self) -> list[dict[str, Any]]:
+        """Return the rejections of what arrived while no reply was awaited, such as late replies."""
+        return self.mailbox.take_stray().listed()
 
     # -- the prior ----------------------------------------------------------------------------------------------------
     def _hand_out_priors(self) -> None:
@@ -318,13 +337,15 @@ class Coordinator:
                 ]
                 lack = [m for m in lack if m.name not in have and self.clock() >= again.get(m.name, -math.inf)]
                 if lack:
-                    have |= self._send_prior(lack)
+                    have |= self._send_prior(lack, self.settings.round_timeout)
                     again |= {m.name: self.clock() + RETRY for m in lack}
                 self.mailbox.idle()
+                if late := self._strays():
+                    self.events.write("late", round=self.round, rejected=late)
             except Stopped:
                 return
 
-    def _send_prior(self, members: Sequence[Member]) -> set[str]:
+    def _send_prior(self, members: Sequence[Member], timeout: float) -> set[str]:
         """Send the newest prior to sites; return those that have it now."""
         newest = server.theta(self.algorithm, self.saved.state)
         orders = [
@@ -332,11 +353,10 @@ class Coordinator:
             for m in members
             if m.name in self.roster.connected
         ]
-        collection = self.mailbox.collect(orders, self._check_prior, self.settings.round_timeout)
+        collection = self.mailbox.collect(orders, self._check_prior, timeout)
         self._forget_lost()
-        for name in collection.missing:
-            self.roster.rest(name, self.round)
-        facts = {"rejected": collection.listed(), "missing": collection.missing}
+        facts: dict[str, Any] = {"rejected": collection.listed() + self._strays(), "missing": collection.missing}
+        facts |= {"bytes_down": sum(state_bytes(order.tensors) for order in orders), "bytes_up": collection.bytes_up}
         self.events.write("prior", round=self.round, sites=sorted(collection.valid), **facts)
         return set(collection.valid)
 

@@ -17,6 +17,7 @@ from ..errors import InputError
 from ..files.paths import explain_errors
 from ..files.sealed import read_tensors, write_tensors
 from .messages import Refusal
+from .server_state import kept_rounds
 
 _NAME = re.compile(r"kept-([1-9][0-9]{0,8})\.safetensors")
 
@@ -65,12 +66,14 @@ class KeptVersions:
     def save(self, round: int, state: State, counted: int) -> None:
         """Write the version of a round that started from version `counted`, and delete those no longer needed.
 
-        The one before `counted` stays too: a server whose newest state is damaged uses the state before it. Later
-        ones stay, because an order that is delivered twice may come again after the next one was answered.
+        For every state that the server keeps, the version that it counts stays too, because the server may go on from
+        that state. Versions between `counted` and `round` never counted. Later ones stay, because an order that is
+        delivered twice may come again after the next one was answered.
         """
         write_tensors(self.path(round), state, {**self.owner, "round": round}, private=True)
         rounds = self.rounds()
-        stay = {round, counted, max((r for r in rounds if r < counted), default=0)}
+        before = [r for r in rounds if r <= counted]
+        stay = {round, counted, *(max((r for r in before if r <= s), default=0) for s in kept_rounds(round - 1))}
         for old in rounds:
             if old < round and old not in stay:
                 with explain_errors(self.path(old), "deleted"):

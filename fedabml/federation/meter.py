@@ -26,6 +26,7 @@ from types import FrameType
 
 from ..errors import InputError
 from ..files.paths import write
+from ..files.sealed import read_json, write_json
 from . import proxy
 from .folders import ServerFolder
 from .settings import Settings
@@ -38,6 +39,19 @@ EVENTS = ("start", "card", "round", "repeat", "prior")  # events of these kinds 
 def budget(settings: Settings) -> int:
     """Return the bytes that a site may send between two events: two messages of the largest size, and a margin."""
     return 2 * settings.max_message_mb * 1_000_000 + 8_000_000
+
+
+def refused_sites(folder: ServerFolder) -> dict[str, str]:
+    """Return why the proxy has refused requests of sites since the last event, by site."""
+    try:
+        found = read_json(_reasons_file(folder))
+    except InputError:  # there is no proxy, as in tests, or it is starting
+        return {}
+    return {site: reason for site, reason in found.items() if isinstance(reason, str)}
+
+
+def _reasons_file(folder: ServerFolder) -> Path:
+    return proxy.run_folder(folder) / "refused.json"
 
 
 class Tail:
@@ -73,25 +87,32 @@ class Meter:
         self.log, self.refused_file = place / "access.log", place / "refused.map"
         self.bytes: Counter[str] = Counter()
         self.refused: frozenset[str] = frozenset()
+        self._reasons: dict[str, str] = {}  # by site: why the proxy has refused requests since the last event
         self._requests, self._events = Tail(self.log, at_end=True), Tail(folder.events_file, at_end=True)
-        self._watched = self._versions()
+        self._watched, self._noted = self._versions(), ("", {"": ""})
         self._note()
 
     def look(self) -> bool:
         """Read new log lines and events. Returns whether nginx must read its configuration again."""
         if any(_event(line) in EVENTS for line in self._events.lines()):
             self.bytes.clear()
+            self._reasons = {}
         for line in self._requests.lines():
             words = line.split(" ")
             if len(words) == 5 and words[3] == "200" and words[4].isdigit():  # the SuperLink keeps no other ones
                 self.bytes[words[1]] += int(words[4])
+            elif len(words) == 5 and words[3] == "413":
+                self._reasons[words[1]] = "the proxy refused a part of its message, which was too large"
         refused = frozenset(site for site, count in self.bytes.items() if count > self.budget)
         versions, changed = self._versions(), refused != self.refused
         if changed:
             for site in refused - self.refused:
                 print(f"{site}: {self.bytes[site]} bytes in a round, more than {self.budget}: refused.", flush=True)
             self.refused = refused
-            self._note()
+        self._reasons |= dict.fromkeys(
+            refused, f"the proxy refused it: it sent more than {self.budget} bytes in a round"
+        )
+        self._note()
         changed, self._watched = changed or versions != self._watched, versions
         for log in (self.log, self.log.with_name("error.log")):
             with suppress(OSError):
@@ -100,7 +121,12 @@ class Meter:
         return changed
 
     def _note(self) -> None:
-        write(self.refused_file, "".join(f"{site} 1;\n" for site in sorted(self.refused)))
+        """Write which sites are refused, for nginx, and why, for the coordinator, if this has changed."""
+        noted = "".join(f"{site} 1;\n" for site in sorted(self.refused)), self._reasons
+        if noted != self._noted:
+            write(self.refused_file, noted[0])
+            write_json(_reasons_file(self.folder), noted[1])
+            self._noted = noted[0], dict(noted[1])
 
     def _versions(self) -> list[int]:
         files = (self.folder.proxy_file, self.folder.server_certificate)

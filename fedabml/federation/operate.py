@@ -23,7 +23,7 @@ from signal import SIGKILL, SIGTERM
 
 from ..errors import InputError
 from ..files.paths import folder_lock
-from . import pids
+from . import pids, rewind
 from .folders import ServerFolder, SiteFolder
 from .logs import clean, log_of, tail
 from .run_keeper import REGISTERED_FILE, RUN_FILE
@@ -222,19 +222,24 @@ def join(
     return site
 
 
-def resume(path: str | os.PathLike[str], *, foreground: bool = False) -> None:
+def resume(path: str | os.PathLike[str], *, from_round: int | None = None, foreground: bool = False) -> None:
     """Start a federation or a site again after a stop, crash or failure. A federation continues with its next round.
 
-    A folder whose processes are running is stopped first; a federation then gets a new run. Raises InputError for files
-    that a person has edited wrongly, before anything is stopped.
+    With `from_round` it goes back to the state after that round first, and later states are set aside. A folder whose
+    processes are running is stopped first; a federation then gets a new run. Raises InputError for files that a person
+    has edited wrongly, or for a round without a state, before anything is stopped.
     """
     require_extra()
     folder = folder_of(path).check_owner()
     _refuse_local(folder, "resume")
     _check_files(folder)
+    if from_round is not None:
+        rewind.check(folder, from_round)
     if is_running(folder):
         down(path)
     _refuse_running(folder)
+    if from_round is not None:
+        rewind.go_back(rewind.check(folder, from_round), from_round)
     if isinstance(folder, ServerFolder):
         _write_proxy(folder)
     start(folder, foreground)

@@ -64,8 +64,8 @@ def newest_prior(site: SiteFolder) -> Prior:
     """Return the newest prior that the server has sent to this site."""
     if not site.prior_file.is_file():
         raise InputError(
-            f"'{site.path}' has no prior yet. The server sends it at the end of training, and during training if "
-            "prior_every is set in federation.toml."
+            f"'{site.path}' has no prior yet. The server sends one after every `prior_every` rounds (by default 10), "
+            "and at the end of training."
         )
     return load_prior(site.prior_file)
 

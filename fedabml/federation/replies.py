@@ -103,24 +103,25 @@ def _check_values(name: str, value: Tensor, limits: Limits) -> str | None:
     return None
 
 
-def outliers(updates: Sequence[State], factor: float) -> list[str | None]:
-    """Return for every update why it is too far from the others, or None where it is not.
+def outliers(states: Sequence[State], factor: float, before: State) -> list[str | None]:
+    """Return for every reply why it is too far from the others, or None where it is not.
 
-    The distance of an update is measured from the coordinatewise median of all. It may be at most `factor` times the
-    median of these distances. With a factor of 0, or fewer than three updates, none is refused.
+    `states` are the shared states that every reply would give if it were merged alone, `before` is the state that the
+    sites were sent. The distance of a reply is measured from the coordinatewise median of all. It may be at most
+    `factor` times the median of these distances or, if that is larger, of the distances from `before`. The former
+    alone would silence an honest site among others with almost the same data. With a factor of 0, or fewer than three
+    replies, none is refused.
     """
-    reasons: list[str | None] = [None] * len(updates)
-    if not factor or len(updates) < 3 or not updates[0]:
+    reasons: list[str | None] = [None] * len(states)
+    if not factor or len(states) < 3 or not before:
         return reasons
-    rows = torch.stack([torch.cat([u[name].reshape(-1).double() for name in updates[0]]) for u in updates])
-    cut = (len(rows) - 1) // 2
-    middle = rows.sort(0).values[cut : len(rows) - cut].mean(0)
-    distances = [float(torch.linalg.vector_norm(row - middle)) for row in rows]
-    limit = factor * median(distances)
-    return [
-        f"its update is more than {factor:g} times as far from the median as others" if d > limit else None
-        for d in distances
-    ]
+    *rows, start = (torch.cat([state[name].reshape(-1).double() for name in before]) for state in (*states, before))
+    joined, cut = torch.stack(rows), (len(rows) - 1) // 2
+    middle = joined.sort(0).values[cut : len(rows) - cut].mean(0)
+    distances, changes = (torch.linalg.vector_norm(joined - point, dim=1).tolist() for point in (middle, start))
+    limit = factor * max(median(distances), median(changes))
+    reason = f"it would change the state more than {factor:g} times as far as others"
+    return [reason if distance > limit else None for distance in distances]
 
 
 def seconds_of(reply: Reply) -> dict[str, float]:

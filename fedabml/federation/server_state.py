@@ -1,14 +1,16 @@
 """Save and load the server's state: what a new coordinator needs to continue with the next round.
 
-Every round is one sealed file, `server-<round>.safetensors`; the newest two stay. A file is written under a temporary
-name and renamed, so a kill at any moment leaves the state after a whole round. If the newest file is damaged, the one
-before it is used.
+Every round is one sealed file, `server-<round>.safetensors`. The newest two stay, and older ones at growing distances
+(`kept_rounds`), so that an operator can go back to a state before a false reply (`go_back`). A file is written under a
+temporary name and renamed, so a kill at any moment leaves the state after a whole round. If the newest file is damaged,
+the one before it is used.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,8 +47,21 @@ def path(folder: Path, round: int) -> Path:
     return folder / f"server-{round:08d}.safetensors"
 
 
+def kept_rounds(newest: int) -> set[int]:
+    """Return the rounds whose states stay on disk when `newest` is the last one.
+
+    A state stays while it is younger than twice the largest power of two that divides its round: after round 100 the
+    states of rounds 100, 99, 98, 96, 88, 80, 64 and 0 are there. So about one stays for every doubling of the distance.
+    """
+    found = {0}
+    for power in (1 << bit for bit in range(newest.bit_length())):
+        nearest = newest - newest % power
+        found |= {nearest, nearest - power}
+    return found
+
+
 def save(folder: Path, saved: Saved) -> Path:
-    """Write the state after a round, and delete all but the newest two."""
+    """Write the state after a round, and delete those that are no longer kept."""
     state = saved.state
     tensors: State = {}
     for name in PARTS:
@@ -62,10 +77,9 @@ def save(folder: Path, saved: Saved) -> Path:
         "history": list(saved.history[-HISTORY:]),
     }
     written = write_tensors(path(folder, state.round), tensors, facts, private=True)
-    for round in _rounds(folder):
-        if round < state.round - 1 or round > state.round:
-            with explain_errors(path(folder, round), "deleted"):
-                path(folder, round).unlink(missing_ok=True)
+    for round in {*rounds(folder)} - kept_rounds(state.round):
+        with explain_errors(path(folder, round), "deleted"):
+            path(folder, round).unlink(missing_ok=True)
     return written
 
 
@@ -75,9 +89,9 @@ def load(folder: Path, federation: str, card: str, like: State) -> Saved | None:
     `like` is the algorithm's shared state. Raises InputError if there are files but none can be used.
     """
     reasons = []
-    for round in reversed(_rounds(folder)):
+    for round in reversed(rounds(folder)):
         try:
-            return _read(path(folder, round), federation, card, like)
+            return read(path(folder, round), federation, card, like)
         except InputError as error:
             reasons.append(str(error))
             log.warning("The server's state after round %d cannot be used: %s", round, error)
@@ -86,13 +100,28 @@ def load(folder: Path, federation: str, card: str, like: State) -> Saved | None:
     return None
 
 
-def _rounds(folder: Path) -> list[int]:
+def go_back(folder: Path, round: int) -> Path | None:
+    """Move the states after later rounds into a new folder beside them, newest first; return it, or None if empty."""
+    later = [each for each in reversed(rounds(folder)) if each > round]
+    if not later:
+        return None
+    aside = folder / f"aside-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    with explain_errors(aside, "written"):
+        aside.mkdir(mode=0o700, exist_ok=True)
+        for each in later:
+            path(folder, each).rename(path(aside, each))
+    return aside
+
+
+def rounds(folder: Path) -> list[int]:
+    """Return the rounds after which a state is on disk, ascending."""
     with explain_errors(folder, "read"):
         names = [file.name for file in folder.iterdir()] if folder.is_dir() else []
     return sorted(int(match[1]) for match in map(_NAME.fullmatch, names) if match)
 
 
-def _read(file: Path, federation: str, card: str, like: State) -> Saved:
+def read(file: Path, federation: str, card: str, like: State) -> Saved:
+    """Return the state in a file. Raises InputError if it is damaged or not that of this federation and card."""
     tensors, facts = read_tensors(file)
     if (facts.get("kind"), facts.get("federation"), facts.get("card")) != ("server", federation, card):
         raise InputError(f"'{file}' belongs to another federation or another card.")

@@ -27,6 +27,7 @@ log = logging.getLogger("fedabml")
 AGGREGATIONS = ("mean", "trimmed-mean", "median", "krum")
 NORMALISATIONS = ("schema", "pooled")
 DTYPES = ("float32", "float64")
+MOST_PATIENCE = 90.0
 CHUNK_MB = 8  # the largest body of one request; Flower sends arrays in parts of 5 MiB
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -196,8 +197,20 @@ class Settings(_Checked):
         "site must allow",
         choices=NORMALISATIONS,
     )
-    round_timeout: float = key(600.0, "seconds that a round waits for replies", 1, 7 * 86400)
-    min_replies: int = key(2, "valid replies that a round needs, or it is repeated", 1, 1_000_000)
+    round_timeout: float = key(
+        600.0,
+        "seconds that a round may take once min_replies sites are there; absent sites are waited for at most a quarter "
+        "of it, and 90 seconds",
+        1,
+        7 * 86400,
+    )
+    min_replies: int = key(
+        2,
+        "valid replies that a round needs, or it is repeated; at least as many sites are drawn, whatever the "
+        "participation. norm_factor and the rules of aggregation protect only from three replies on",
+        1,
+        1_000_000,
+    )
     attempts: int = key(3, "times that a round is tried before the federation gives up", 1, 1000)
     over_select: int = key(0, "sites drawn beyond the number that counts; the first valid replies count", 0, 1_000_000)
     rest_rounds: int = key(
@@ -210,15 +223,15 @@ class Settings(_Checked):
     aggregation: str = key("mean", "how updates are combined; the others bear some false ones", choices=AGGREGATIONS)
     trim: float = key(0.2, "trimmed-mean: share left out at each end; krum: share of sites that may be false", 0, 0.49)
     norm_factor: float = key(
-        0.0,
-        "refuse an update whose distance from the median of the round's updates exceeds this multiple of the "
-        "median distance (0: off)",
+        100.0,
+        "refuse a reply that alone would put the state further from the median of the round's replies than this "
+        "multiple of the median distance or change, if three replies or more are valid (0: off)",
         0,
         1e9,
     )
     max_samples: int = key(10_000_000, "most training samples that a site may report", 1)
     max_message_mb: int = key(128, "most megabytes of one site's reply", 1, 2000)
-    prior_every: int = key(0, "rounds between the priors that sites receive during training (0: at the end only)", 0)
+    prior_every: int = key(10, "rounds between the priors that sites receive during training (0: at the end only)", 0)
     score_every: int = key(0, "rounds between scores of sites that allow them (0: none)", 0)
     hyper: Table = key(dict, "hyperparameters of the algorithm, such as lr = 0.03")  # noqa: RUF009
     model_options: Table = key(dict, "options of the network, such as hidden = [64]")  # noqa: RUF009
@@ -235,6 +248,11 @@ class Settings(_Checked):
             raise InputError(f"port and superlink_port are both {self.port}. Choose two different ports.")
         if self.participation <= 0:
             raise InputError("participation must be above 0.")
+
+    @property
+    def patience(self) -> float:
+        """The most seconds of a round that pass for absent sites, for a newcomer's first answer, or for a prior."""
+        return min(MOST_PATIENCE, self.round_timeout / 4)
 
     @property
     def address(self) -> str:

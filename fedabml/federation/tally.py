@@ -85,6 +85,8 @@ class Tally:
             self._add_round(event, number)
         if kind in ("round", "card", "finished"):  # a kill may come after the save of a round and before its event
             self.rounds_done = max(self.rounds_done, number)
+        if kind == "back":  # the operator went back to the state after this round
+            self.rounds_done, self.losses = number, [pair for pair in self.losses if pair[0] <= number]
         if kind in ("round", "repeat", "waiting", "prior"):
             self._add_sites(event, number)
         self._add_rejected(event, number)

@@ -51,12 +51,15 @@ def test_lines_are_found_again_and_make_a_page(tmp_path):
     second |= {"rounds done": 100, "abandoned": 3, "valid": {"least": 25, "median": 30.5, "most": 36}, "missing": 9}
     second |= {"waited": 60, "equal": True, "accuracy": 0.9}
     path = tmp_path / "robustness.jsonl"
-    texts = [json.dumps(line) for line in (first, first | {"seed": 1, "accuracy": 0.7}, second, first | {"rounds": 1})]
+    attacked = first | {"attack": "flips signs, times 10", "false": 2, "accuracy": 0.25, "rounds done": 9}
+    others = (first | {"seed": 1, "accuracy": 0.7}, attacked, attacked | {"seed": 1, "rounds done": 20})
+    texts = [json.dumps(line) for line in (first, *others, second, first | {"rounds": 1})]
     path.write_text("\n".join(texts) + '\n{"drill": "cut', encoding="utf-8")
     lines = read(path)
-    assert len(lines) == 4
-    assert len({key(line) for line in lines}) == 4
+    assert len(lines) == 6
+    assert len({key(line) for line in lines}) == 6
     text = page(path).read_text(encoding="utf-8")
-    assert "| median | 60.0 ± 14.1 |" in text
+    assert "| median | 60.0 ± 14.1 |  | 25.0 ± 0.0 (ended after 9, 20 rounds) |" in text
+    assert "| median |  | 35.0 ± 14.1 |" in text
     assert "| 30% | 0 | 100 of 100 | 3 | 25 / 30.5 / 36 | 9 | 60 | 90.0 | yes |" in text
     assert "a machine" in text

@@ -74,6 +74,7 @@ def test_the_readme_has_three_commands_and_the_fingerprint(server, contents):
         f"pip install -c constraints-flower.txt './{wheel}[flower,tables]'",
         "join a.tar.gz --data PATH",
         "federation personalize a",
+        "after every 10 rounds",
     ):
         assert words in text
     assert archive.fingerprint(server.ca_certificate.read_bytes()) in text and server.settings.address in text

@@ -20,6 +20,7 @@ from fedabml.federation.folders import Member, SiteFolder
 from fedabml.federation.messages import Arrival, TransportClosed
 from fedabml.federation.settings import SiteSettings
 from fedabml.federation.site import Site
+from fedabml.files.sealed import write_json
 from tests.federation.in_process import ID, KEY, Wire, assert_equal, lead, pairs, rounds_of, set_up, simulation
 
 
@@ -202,7 +203,7 @@ def test_a_site_that_returns_in_time_is_drawn_as_if_it_had_never_left(tmp_path):
     def away_between_rounds():
         if len(rounds_of(events)) == 1 and not start:
             start.append(wire.now)
-        gone = start and wire.now < start[0] + 10
+        gone = start and wire.now < start[0] + 4
         return {name: key for name, key in names().items() if not (gone and name in ("site-1", "site-2"))}
 
     wire.sites = away_between_rounds
@@ -217,6 +218,116 @@ def test_a_site_that_returns_in_time_is_drawn_as_if_it_had_never_left(tmp_path):
     coordinator.run()
     assert start
     assert_equal(coordinator.saved.state.shared, simulation(server, coordinator.card).shared)
+
+
+def test_an_absent_site_and_a_silent_one_cost_one_time_out_together(tmp_path):
+    server, sites = set_up(tmp_path, participation=1.0, rounds=2)
+    wire = Wire(server, sites)
+    began = []
+
+    def tamper(order, reply):
+        return [] if (order.round, order.site) == (2, "site-3") else [Arrival(order.site, reply)]
+
+    def note(event):
+        if event["event"] == "round":
+            began.append(wire.now)
+            wire.away = {"site-4"}  # it was there until now
+        if event["event"] == "finished":
+            server.stop_file.touch()
+
+    wire.tamper = tamper
+    Coordinator(server, wire, wire.clock, note).run()
+    assert began[1] - began[0] == 20
+
+
+def test_a_silent_newcomer_costs_no_time_out_of_its_own(tmp_path):
+    server, sites = set_up(tmp_path, participation=1.0, rounds=3)
+    members = server.sites()
+    wire = Wire(server, sites)
+    send, ended = wire.send, []
+    wire.keys["new"], wire.sites_by_name["new"] = KEY.format("N" * 60), None
+    wire.send = lambda orders, ttl: send([order for order in orders if order.site != "new"], ttl)
+
+    def note(event):
+        if event["event"] == "round":
+            ended.append(wire.now)
+            server.save_sites([*members, Member("new", 5, wire.keys["new"])])
+        if event["event"] == "finished":
+            server.stop_file.touch()
+
+    Coordinator(server, wire, wire.clock, note).run()
+    assert ended[1] - ended[0] == 5  # a quarter of the time-out for its first answer
+    assert ended[2] == ended[1]  # later it is asked again
+
+
+def test_at_least_min_replies_sites_are_drawn_and_must_answer(tmp_path):
+    server, sites = set_up(tmp_path, participation=0.2, min_replies=4, attempts=1, rest_rounds=0)
+    wire = Wire(server, sites)
+    wire.tamper = lambda o, r: [] if o.round == 3 and o.site != "site-0" else [Arrival(o.site, r)]
+    events = []
+    with pytest.raises(TrainingError, match="4 are needed"):
+        Coordinator(server, wire, wire.clock, events.append).run()
+    assert [len(line["valid"]) for line in rounds_of(events)] == [4, 4]
+
+
+def test_too_few_sites_get_no_orders(tmp_path):
+    server, sites = set_up(tmp_path, participation=1.0, min_replies=4, attempts=1)
+    members = server.sites()
+    wire = Wire(server, sites)
+
+    def note(event):
+        if event["event"] == "round":
+            server.save_sites([dataclasses.replace(m, removed=m.number > 2) for m in members])
+        if event["event"] == "finished":
+            server.stop_file.touch()
+
+    with pytest.raises(TrainingError, match=r"3 of 3 sites are available, and 4 are needed \(min_replies\)"):
+        Coordinator(server, wire, wire.clock, note).run()
+    assert {order.round for order in wire.sent if order.kind == "train"} == {1}
+
+
+def test_a_site_that_the_proxy_refused_is_named_with_the_reason(tmp_path):
+    server, sites = set_up(tmp_path, participation=1.0, rounds=1)
+    reasons = {name: f"the proxy refused {name}" for name in ("site-1", "site-2")}
+
+    def tamper(order, reply):
+        (server.run / "nginx").mkdir(exist_ok=True)
+        write_json(server.run / "nginx/refused.json", reasons)
+        return [] if order.site == "site-1" else [Arrival(order.site, reply)]
+
+    _, events = lead(server, Wire(server, sites, tamper))
+    (line,) = rounds_of(events)
+    assert line["missing"] == ["site-1"] and "site-2" in line["valid"]
+    assert line["rejected"] == [{"site": "site-1", "reason": "the proxy refused site-1"}]
+    assert status.read(server).reasons == {"the proxy refused site-1": 1}
+
+
+def test_a_reply_after_the_last_round_is_listed_with_its_reason(tmp_path):
+    server, sites = set_up(tmp_path, participation=1.0, rounds=1)
+    held = []
+
+    def tamper(order, reply):
+        if order.site != "site-1":
+            return [Arrival(order.site, reply)]
+        held.append(Arrival(order.site, reply))
+        return []
+
+    wire = Wire(server, sites, tamper)
+    receive = wire.receive
+
+    def receive_late(seconds):
+        if held and not wire.queue and any(order.kind == "prior" for order in wire.sent):
+            return [held.pop()]
+        if wire.now > 100:
+            server.stop_file.touch()
+        return receive(seconds)
+
+    wire.receive = receive_late
+    _, events = lead(server, wire, until="late")
+    assert rounds_of(events)[0]["missing"] == ["site-1"]
+    reason = "late: it answers round 1, attempt 1"
+    assert rounds_of(events, "late")[0]["rejected"] == [{"site": "site-1", "reason": reason}]
+    assert status.read(server).reasons == {reason: 1}
 
 
 def test_a_round_with_too_few_replies_is_given_up(tmp_path):
@@ -295,7 +406,7 @@ def test_the_order_of_arrival_changes_nothing(tmp_path):
 
 @pytest.mark.parametrize("rule", ["trimmed-mean", "median", "krum"])
 def test_robust_rules_bear_a_false_site(tmp_path, rule):
-    server, sites = set_up(tmp_path, participation=1.0, aggregation=rule, trim=0.2)
+    server, sites = set_up(tmp_path, participation=1.0, aggregation=rule, trim=0.2, norm_factor=0.0)
 
     def tamper(order, reply):
         if order.site == "site-3":
@@ -307,18 +418,29 @@ def test_robust_rules_bear_a_false_site(tmp_path, rule):
     assert coordinator.saved.state.shared["mean"].abs().max() < 10
 
 
-def test_a_norm_bound_refuses_a_false_site(tmp_path):
-    server, sites = set_up(tmp_path, participation=1.0, norm_factor=20.0)
+@pytest.mark.parametrize(("settings", "factor"), [({"norm_factor": 20.0}, -100), ({}, 1e8)])
+def test_a_norm_bound_refuses_a_false_site(tmp_path, settings, factor):
+    server, sites = set_up(tmp_path, participation=1.0, **settings)
 
     def tamper(order, reply):
         if order.site == "site-3":
-            reply = dataclasses.replace(reply, tensors={k: -100 * v for k, v in reply.tensors.items()})
+            reply = dataclasses.replace(reply, tensors={k: factor * v for k, v in reply.tensors.items()})
         return [Arrival(order.site, reply)]
 
     coordinator, events = lead(server, Wire(server, sites, tamper))
     assert [line["rejected"][0]["site"] for line in rounds_of(events)] == ["site-3"] * 3
     sim = simulation(server, coordinator.card, participants=[[0, 1, 2, 4]] * 3)
     assert_equal(coordinator.saved.state.shared, sim.shared)
+
+
+@pytest.mark.parametrize(("settings", "refused"), [({}, 0), ({"norm_factor": 10.0}, 2)])
+def test_the_default_norm_bound_leaves_an_honest_site_of_another_size(tmp_path, settings, refused):
+    settings |= {"participation": 1.0, "rounds": 2, "algorithm": "fedabml", "batch_size": 50, "epochs": 5}
+    server, sites = set_up(tmp_path, sizes=(20, 20, 20, 20, 2000), **settings)
+    for (x, _), site in zip(pairs((20, 20, 20, 20, 2000)), sites.values(), strict=True):
+        np.savez(site.path / "data.npz", x=x, y=x[:, :3].argmax(1))  # labels that can be learnt
+    _, events = lead(server, Wire(server, sites))
+    assert [entry["site"] for line in rounds_of(events) for entry in line["rejected"]] == ["site-4"] * refused
 
 
 def test_a_connection_with_another_key_is_not_the_site(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fedabml.federation.kept import KeptLost, KeptVersions
+from fedabml.federation.server_state import kept_rounds
 
 LIKE = {"b": torch.zeros(3), "a": torch.zeros((), dtype=torch.float64)}
 
@@ -80,7 +81,19 @@ def test_versions_that_the_server_may_still_ask_for_stay(tmp_path):
     for round, counted in ((1, 0), (2, 1), (3, 2), (4, 2), (6, 2), (6, 2), (7, 6), (7, 6), (9, 7)):
         kept.save(round, state(float(round)), counted)
         seen.append(kept.rounds())
-    assert seen == [[1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 2, 6], [1, 2, 6], [2, 6, 7], [2, 6, 7], [6, 7, 9]]
-    kept.save(3, state(3.0), 2)  # the server went on from an older state, whose version 2 is gone, and learns it
-    assert kept.rounds() == [3, 6, 7, 9]  # each of the later ones is written anew before it can count again
+    assert seen == [[1], [1, 2], [1, 2, 3], [2, 4], [2, 6], [2, 6], [2, 6, 7], [2, 6, 7], [2, 6, 7, 9]]
+    kept.save(3, state(3.0), 2)  # the server went on from an older state, which counts version 2
+    assert kept.rounds() == [2, 3, 6, 7, 9]  # each of the later ones is written anew before it can count again
     assert (tmp_path / "kept-x.safetensors").exists()
+
+
+def test_every_version_that_a_state_of_the_server_counts_stays(tmp_path):
+    kept, counted = versions(tmp_path), {0: 0}  # by round of the server: the last version that it counted
+    for round in range(1, 70):
+        if round % 3:  # else the site is not drawn
+            kept.save(round, state(float(round)), counted[round - 1])
+        answers = round % 3 and round % 7  # else its reply is lost
+        counted[round] = round if answers else counted[round - 1]
+        needed = {counted[each] for each in kept_rounds(round)} - {0}
+        assert needed <= {*kept.rounds()}
+        assert len(kept.rounds()) <= 10

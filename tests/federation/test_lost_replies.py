@@ -7,7 +7,9 @@ import dataclasses
 import pytest
 import torch
 
+from fedabml.errors import TrainingError
 from fedabml.federation import coordinator as leading
+from fedabml.federation import rewind
 from fedabml.federation.messages import Arrival
 from tests.federation.in_process import Wire, assert_equal, kept_of, lead, rounds_of, set_up, simulation
 from tests.tiers import nightly_but
@@ -181,3 +183,27 @@ def test_a_site_that_lost_its_kept_state_begins_again(tmp_path):
     last = [order for order in wire.sent if order.site == "site-2" and order.kind == "train"][-1]
     assert (last.round, last.counted) == (3, 0)
     assert coordinator.saved.counted["site-2"] == 3
+
+
+@pytest.mark.parametrize("algorithm", KEEPERS)
+def test_after_a_poison_a_federation_goes_back_to_the_state_before_it(tmp_path, algorithm):
+    settings = {"algorithm": algorithm, "participation": 1.0, "rounds": 13, "epochs": 1, "rest_rounds": 0}
+    server, sites = set_up(tmp_path, **settings, norm_factor=0.0, attempts=1, min_replies=5)
+
+    def tamper(order, reply):
+        if (order.round, order.site) == (11, "site-2"):
+            reply = dataclasses.replace(reply, tensors={k: v * 1e8 for k, v in reply.tensors.items()})
+        return [] if order.round == 13 else [Arrival(order.site, reply)]
+
+    with pytest.raises(TrainingError, match="Round 13 was given up"):
+        lead(server, Wire(server, sites, tamper))
+    rewind.go_back(server, 8)
+    coordinator, events = lead(server, Wire(server, sites))
+    assert [line["round"] for line in rounds_of(events)] == [9, 10, 11, 12, 13]
+    assert not any(line["rejected"] for line in rounds_of(events))  # no site has lost what it kept
+    sim = simulation(server, coordinator.card)
+    assert_equal(coordinator.saved.state.shared, sim.shared)
+    kept = kept_of(coordinator, sites)
+    assert set(kept) == set(sim.kept.states)
+    for client, state in sim.kept.states.items():
+        assert_equal(kept[client], state)

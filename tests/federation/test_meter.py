@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("cryptography")
 
 from fedabml.federation import init, proxy
-from fedabml.federation.meter import MAX_LOG, Meter, Tail, budget
+from fedabml.federation.meter import MAX_LOG, Meter, Tail, budget, refused_sites
 from tests.federation.deployed import APP, WAIT, folder_of, request, until, upstream
 from tests.federation.test_proxy import FLEET, needs_nginx
 
@@ -51,10 +51,13 @@ def test_a_site_beyond_its_budget_is_refused_until_the_next_event(folder):
     append(meter.log, "1.0 a push-messages 200 1")
     assert meter.look() and meter.refused == {"a"}
     assert meter.refused_file.read_text() == "a 1;\n"
+    assert refused_sites(folder) == {"a": f"the proxy refused it: it sent more than {most} bytes in a round"}
+    append(meter.log, "1.0 b push-object 413 9")
+    assert not meter.look() and "too large" in refused_sites(folder)["b"]
     append(folder.events_file, json.dumps({"event": "other"}), "no JSON", "[1]")
     assert not meter.look() and meter.refused == {"a"}
     append(folder.events_file, json.dumps({"event": "round", "round": 1}))
-    assert meter.look() and meter.refused == frozenset()
+    assert meter.look() and meter.refused == frozenset() and refused_sites(folder) == {}
     assert meter.refused_file.read_text() == ""
 
 

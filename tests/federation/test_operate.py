@@ -8,9 +8,11 @@ import subprocess
 import pytest
 
 from fedabml.errors import InputError
-from fedabml.federation import operate, pids
+from fedabml.federation import operate, pids, rewind
 from fedabml.federation.folders import ServerFolder, SiteFolder
 from fedabml.federation.settings import Settings, SiteSettings
+from fedabml.federation.status import read
+from tests.federation.in_process import Wire, lead, set_up
 from tests.federation.test_status import folder as folder
 
 HAS_FLOWER = importlib.util.find_spec("flwr") is not None
@@ -123,6 +125,26 @@ def test_a_wrong_setting_is_noticed_before_anything_is_ended(folder, no_extra, b
             assert running.poll() is None and not folder.stop_file.exists()
         finally:
             running.kill()
+
+
+def test_going_back_is_refused_without_a_state_and_recorded(no_extra, monkeypatch, tmp_path):
+    server, sites = set_up(tmp_path, rounds=5)
+    lead(server, Wire(server, sites))
+    started = []
+    monkeypatch.setattr(operate, "_write_proxy", lambda folder: None)
+    monkeypatch.setattr(operate, "start", lambda folder, foreground: started.append(folder))
+    with pytest.raises(InputError, match=r"no state after round 3\. There are states after rounds: 0, 2, 4, 5"):
+        operate.resume(server.path, from_round=3)
+    with pytest.raises(InputError, match="is a site's folder"):
+        rewind.check(sites["site-0"], 3)
+    assert started == [] and read(server).rounds_done == 5
+    operate.resume(server.path, from_round=2)
+    status = read(server)
+    assert started == [server] and status.rounds_done == 2 and [round for round, _ in status.losses] == [1, 2]
+    assert sorted(path.name for path in server.state.glob("aside-*/*")) == [
+        "server-00000004.safetensors",
+        "server-00000005.safetensors",
+    ]
 
 
 def test_what_a_crash_left_is_ended_before_a_new_start(folder, no_extra, monkeypatch):

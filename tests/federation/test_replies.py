@@ -16,17 +16,25 @@ ORDER = Order("train", "a" * 32, "b" * 64, "one", 0, 1, 1, "c" * 32)
 def test_outliers_are_far_from_the_median():
     rows = [torch.tensor([float(value), 0.0]) for value in (0, 1, 2, 3, 50)]
     updates = [{"mean": row} for row in rows]  # the median is 2, the distances are 2, 1, 0, 1, 48, their median is 1
-    assert [bool(reason) for reason in outliers(updates, 10)] == [False, False, False, False, True]
-    assert [bool(reason) for reason in outliers(updates, 48)] == [False] * 5
-    assert outliers(updates, 0) == [None] * 5
-    assert outliers(updates[-2:], 10) == [None, None]
-    assert outliers([{}, {}, {}], 10) == [None] * 3
+    near, far = ({"mean": torch.tensor([value, 0.0])} for value in (2.0, -8.0))  # the state that the sites were sent
+    assert [bool(reason) for reason in outliers(updates, 10, near)] == [False, False, False, False, True]
+    assert [bool(reason) for reason in outliers(updates, 48, near)] == [False] * 5
+    assert [bool(reason) for reason in outliers(updates, 4, far)] == [False, False, False, False, True]
+    assert [bool(reason) for reason in outliers(updates, 5, far)] == [False] * 5  # the median change is 10
+    assert outliers(updates, 0, near) == [None] * 5
+    assert outliers(updates[-2:], 10, near) == [None, None]
+    assert outliers([{}, {}, {}], 10, {}) == [None] * 3
 
 
 @pytest.mark.parametrize("scale", [-10.0, 10.0])
 def test_equal_updates_are_never_outliers(scale):
     same = {"mean": torch.ones(3) * scale}
-    assert outliers([same, same, same, {"mean": same["mean"] + 1}], 5)[:3] == [None] * 3
+    assert outliers([same, same, same, {"mean": same["mean"] + 1}], 5, same)[:3] == [None] * 3
+
+
+def test_an_honest_site_among_others_with_the_same_data_is_no_outlier():
+    twins = [{"mean": torch.tensor([1.0, value])} for value in (0.0, 1e-7)]
+    assert outliers([*twins, {"mean": torch.tensor([-1.0, 0.0])}], 3, {"mean": torch.zeros(2)}) == [None] * 3
 
 
 def test_an_update_of_no_elements_is_none():

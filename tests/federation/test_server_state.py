@@ -1,4 +1,4 @@
-"""The server's state on disk: bit by bit, the newest two, and refused where it does not belong."""
+"""The server's state on disk: bit by bit, some older ones, and refused where it does not belong."""
 
 from __future__ import annotations
 
@@ -39,13 +39,22 @@ def test_a_state_comes_back_bit_by_bit(tmp_path):
         assert all(torch.equal(one[name], value) for name, value in other.items())
 
 
-def test_the_newest_two_stay(tmp_path):
-    for round in range(5):
+def test_older_states_stay_at_growing_distances(tmp_path):
+    for round in range(101):
         server_state.save(tmp_path, saved(round))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "server-00000003.safetensors",
-        "server-00000004.safetensors",
-    ]
+        assert {*server_state.rounds(tmp_path)} == server_state.kept_rounds(round)
+    assert server_state.rounds(tmp_path) == [0, 64, 80, 88, 96, 98, 99, 100]
+
+
+def test_going_back_keeps_later_states_in_another_folder(tmp_path):
+    for round in range(11):
+        server_state.save(tmp_path, saved(round))
+    assert server_state.go_back(tmp_path, 10) is None
+    aside = server_state.go_back(tmp_path, 8)
+    assert server_state.rounds(tmp_path) == [0, 4, 8] and server_state.rounds(aside) == [9, 10]
+    assert load(tmp_path).state.round == 8
+    server_state.save(tmp_path, saved(9, 0.2))
+    assert load(aside).state.shared["mean"][0] != load(tmp_path).state.shared["mean"][0]
 
 
 def test_a_damaged_state_is_passed_over(tmp_path, caplog):
