@@ -111,7 +111,7 @@ def encode(table: pd.DataFrame | Columns, options: TableOptions, source: str = "
     plain = tuple(name for name in recipe.table_columns if name not in recipe.dates)
     manifest: dict[str, Any] = {"partition": partition, "seed": int(options.seed)}
     running = once("identifiers", (client, names, plain), lambda: identifiers(columns, owners, plain))
-    notes = [identifier_note(name) for name in running]
+    notes = [*alike_notes(target, classes), *(identifier_note(name) for name in running)]
     for name, known in recipe.categories.items():
         rare = len(word_counts(columns.words(name), rows)) - len(known)
         if rare and name not in running:
@@ -177,6 +177,19 @@ def _class_names(columns: Columns, target: str) -> tuple[str, ...]:
     if len(names) > 1000:
         raise InputError(f"The target '{target}' has {len(names)} different values: too many to be classes.")
     return names
+
+
+def alike_notes(target: str, values: Iterable[str]) -> list[str]:
+    """Return a note for values of the target that differ only by blanks or capitals, which are classes of their own."""
+    groups: dict[str, list[str]] = {}
+    for value in sorted(values):
+        groups.setdefault(" ".join(value.casefold().split()), []).append(f"'{value}'")
+    return [
+        f"The target '{target}' has the values {' and '.join(alike)}, which differ only by blanks or capitals. They "
+        "count as different classes. Write them alike."
+        for alike in groups.values()
+        if len(alike) > 1
+    ]
 
 
 def identifiers(columns: Columns, owners: Rows, names: Iterable[str]) -> list[str]:
