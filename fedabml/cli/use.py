@@ -227,11 +227,6 @@ def _client_data(data: Path, spec: InputSpec) -> tuple[Any, Any, tuple[np.ndarra
         if "x_test" in arrays and (arrays["x_test"].size or arrays["y_test"].size):
             test = spec.samples(arrays["x_test"], arrays["y_test"], end="_test")
         return arrays["x_train"], arrays["y_train"], test
-    if spec.recipe and spec.recipe.client in frame and (clients := frame[spec.recipe.client].nunique()) > 1:
-        raise InputError(
-            f"'{data}' has rows of {clients} clients in its column '{spec.recipe.client}', but a posterior belongs to "
-            "one client. Give each client its own table."
-        )
     return frame, None, None
 
 

@@ -127,6 +127,18 @@ def test_leading_zeros_of_an_id_are_kept(tmp_path):
         run.prior.personalize(renamed, id="patient")
 
 
+def test_a_table_of_several_clients_makes_no_single_posterior(tmp_path):
+    table = frame()
+    fed = read(table)
+    prior = fedabml.train(fed, "mlr", rounds=1, participation=1.0, epochs=1, device="cpu", evaluate=False).prior
+    table.to_csv(tmp_path / "all.csv", index=False)
+    for learn in (prior.personalize, lambda rows: fedabml.compare_at_site(prior, rows)):
+        for rows in (table, tmp_path / "all.csv"):
+            with pytest.raises(InputError, match=r"rows of \d+ clients in its column 'site'.*frame\['site'\] == NAME"):
+                learn(rows)
+    prior.personalize(table[table.site == "s1"], epochs=1)
+
+
 def wards(values):
     """A table of two sites whose column `ward` has these values in turn."""
     pd = pytest.importorskip("pandas")
