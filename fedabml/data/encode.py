@@ -11,7 +11,7 @@ import numpy as np
 
 from ..arguments import checks_arguments
 from ..errors import InputError, nearest
-from .arrays import as_array, large_enough
+from .arrays import as_array, check_rounding, large_enough
 from .columns import Columns, as_text, numbers, refuse_gaps
 from .dates import parse_dates
 from .frames import as_frame, pandas
@@ -121,6 +121,8 @@ def encode(table: pd.DataFrame | Columns, options: TableOptions, source: str = "
     if notes:
         manifest["notes"] = notes
     y = once("targets", (target, task), lambda: recipe.encode_target(frame[target]))
+    if task == "regression":
+        check_rounding([(f"{source}, column '{target}'", columns.numbers(target)[:, None], y)], "target")
     return Encoded(recipe.apply(columns), y, (train, Rows.empty(len(names)), test), names, recipe, manifest)
 
 

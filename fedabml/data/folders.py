@@ -38,7 +38,7 @@ def read_folder(kind: Any, folder: Path, task: str | None, drop_small: bool, ima
             f"{folder} holds no .npz file. Put one there for each client, with x_train and y_train; or a folder of "
             "images for each, as client/class/image.png."
         )
-    _refuse_others(files, ".npz file", lambda entry: entry.suffix == ".npz" and not entry.is_dir())
+    _refuse_others(files, ".npz file", lambda entry: entry.suffix == ".npz")
     clients = [read_client(file) for file in files]
     return kind.from_arrays(
         [(c["x_train"], c["y_train"]) for c in clients],

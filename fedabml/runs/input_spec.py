@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import likelihoods
 from ..data import Federation, TableRecipe
 from ..data.arrays import as_features, as_numpy, as_targets, check_finite
-from ..data.client_datasets import pad_labels, pad_tokens
+from ..data.client_datasets import check_steps, pad_labels, pad_tokens
 from ..data.encode import clients_of, targets
 from ..data.frames import as_frame
 from ..data.images import ImageRecipe
@@ -228,6 +228,9 @@ class InputSpec:
             x, y = self.images.site(x)["train"]
         if y is None:
             raise InputError("There is no y. Give the targets of the inputs.")
+        lists = isinstance(x, list | tuple) and isinstance(y, list | tuple)
+        if lists and self.task == "sequence" and padding_of(self.network) is not None:
+            check_steps(x, y, f"x{end}")
         inputs, outputs = self.inputs(x, f"x{end}", encoded=True), self.targets(y, f"y{end}")
         if len(inputs) != len(outputs):
             raise InputError(f"x{end} has {len(inputs)} rows, y{end} has {len(outputs)}. Give one y for each row of x.")

@@ -395,3 +395,10 @@ def test_the_surplus_of_a_wide_table_takes_one_pass(monkeypatch):
     extra = [f"extra {i}" for i in range(50)]
     assert recipe.surplus(["age", "site", *extra, "ill", "id"]) == extra
     assert len(gathered) == 1
+
+
+def test_a_target_that_float32_would_merge_is_refused():
+    noise = np.random.default_rng(0).normal(size=60)
+    assert read_table(frame().assign(ill=1e4 + noise), client="site", target="ill").task == "regression"
+    with pytest.raises(InputError, match=r"column 'ill': float32.*rounds target 0.*Subtract an offset"):
+        read_table(frame().assign(ill=1e9 + noise), client="site", target="ill")

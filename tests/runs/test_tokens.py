@@ -256,6 +256,8 @@ def test_labels_of_padded_steps_count_nowhere():
     words, labels = zip(*steps(2)["site 0"], strict=True)
     p = run.prior.personalize(list(words), list(labels)).predict(list(words))
     assert p.label.shape == (12, LENGTH)
+    with pytest.raises(InputError, match=r"sequence 0 has \d tokens and 1 labels"):
+        run.prior.personalize(list(words), [[0], *labels[1:]])
 
 
 @MASKED
