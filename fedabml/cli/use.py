@@ -8,12 +8,13 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import split_words
 from ..errors import InputError, shortened
 from ..models import is_folder
 from ..runs.config import is_table, read_config, saved_config
 from ..runs.request import resume_command
 from .console import downloads, note, number, print_line
-from .options import Config, command, import_code, split_words
+from .options import Config, command, import_code
 from .posterior_flags import check_comparison, posterior_flags, print_comparison
 
 if TYPE_CHECKING:

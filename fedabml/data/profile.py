@@ -111,7 +111,7 @@ def _values(column: pd.Series, name: str, use: str) -> tuple[str, Any, str]:
     """Return the kind of a column, its values [n] where they are numbers or dates, and why training would refuse it."""
     problem, numeric = "", False
     try:
-        if pandas().api.types.is_datetime64_any_dtype(column) and use != "feature":
+        if use == "date" or (pandas().api.types.is_datetime64_any_dtype(column) and use != "feature"):
             return "dates", parse_dates(column, name), ""
         numeric = is_numeric(column, name)
         if numeric:
@@ -119,13 +119,13 @@ def _values(column: pd.Series, name: str, use: str) -> tuple[str, Any, str]:
             present = values[~np.isnan(values)]
             return ("whole numbers" if (present == np.floor(present)).all() else "numbers"), values, ""
     except InputError as error:
-        problem = str(error) if use in ("feature", "target") else ""
+        problem = str(error) if use in ("feature", "target", "date") else ""
     if not problem and use not in ("date", "split"):
         return "words", None, ""
     try:
         return "dates", parse_dates(column, name), problem
     except InputError as error:
-        return "unclear", None, str(error) if use in ("date", "split") else problem
+        return "unclear", None, str(error) if use == "split" else problem
 
 
 def _quantiles(values: np.ndarray) -> Summary:

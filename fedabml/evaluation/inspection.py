@@ -20,15 +20,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arguments import checks_arguments
+from ..arguments import checks_arguments, flag_value
 from ..data.columns import Columns, as_text, numbers, refuse_gaps
 from ..data.dates import parse_dates
-from ..data.encode import TableOptions, alike_notes, clients_of, identifier_note, identifiers
+from ..data.encode import (
+    TableOptions,
+    alike_notes,
+    clients_of,
+    date_note,
+    identifier_note,
+    identifiers,
+    numbers_of_dates,
+)
 from ..data.frames import as_frame, pandas
 from ..data.profile import KINDS, ColumnProfile, profile_columns
 from ..data.rows import Rows
 from .decisions import auroc
-from .duplicates import NAMED, Chance, agreement, shared_rows
+from .duplicates import NAMED, Chance, agreement, repeated_rows, shared_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,7 +95,9 @@ def inspect_table(
     warnings = [column.problem for column in columns if column.problem]
     warnings += alike_notes(target, set(as_text(frame[target])) if goal.kind == "words" else ())
     numbered = identifiers(Columns(frame), owners, [c.name for c in features if c.kind in KINDS[:3] and not c.problem])
-    warnings += [identifier_note(name) for name in numbered]
+    dated = numbers_of_dates(Columns(frame), [c.name for c in features if c.kind == "whole numbers"])
+    warnings += [date_note(name, example) for name, example in dated.items()]
+    warnings += [identifier_note(name) for name in numbered if name not in dated]
     usable = [column for column in features if column.kind in KINDS[:4] and column.name not in numbered]
     warnings += [text for column in usable for text in _leak(frame, column, goal)]
     warnings += _shared_rows(frame.drop(columns=[client, *([id] if id else [])]), owners, names)
@@ -100,7 +110,7 @@ def inspect_table(
 def _leak(frame: pd.DataFrame, column: ColumnProfile, target: ColumnProfile) -> Iterator[str]:
     """Yield a warning if a column, or its gaps, tells the target by itself."""
     name, goal = column.name, target.name
-    way = f"Leave it out (--drop-columns {name}) unless it is known before '{goal}' is."
+    way = f"Leave it out (--drop-columns {flag_value([name])}) unless it is known before '{goal}' is."
     if target.kind == "numbers" or (target.kind == "whole numbers" and target.total.quantiles):
         if column.kind == "words":
             return
@@ -186,7 +196,7 @@ def _correlation(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _shared_rows(frame: pd.DataFrame, owners: Rows, names: Sequence[str]) -> list[str]:
-    """Return a warning if clients have more identical rows of a table in common than chance explains."""
+    """Return warnings if clients have more identical rows in common, or one client alone, than chance explains."""
     frame = frame.astype(str)
     hashes = pandas().util.hash_pandas_object(frame, index=False).to_numpy()
     codes = np.unique(hashes, return_inverse=True)[1].reshape(-1)[owners.index]
@@ -195,7 +205,8 @@ def _shared_rows(frame: pd.DataFrame, owners: Rows, names: Sequence[str]) -> lis
         _, code, times = np.unique(frame[name].to_numpy(str), return_inverse=True, return_counts=True)
         frequency *= times[code] / len(frame)
     alike = np.bincount(owners.owner, frequency[owners.index], len(owners))  # a row elsewhere that is one of a client's
-    return shared_rows(codes, owners.owner, names, Chance(agreement(codes, owners.owner), alike))
+    shared = shared_rows(codes, owners.owner, names, Chance(agreement(codes, owners.owner), alike))
+    return [*shared, *repeated_rows(codes, owners.owner, frequency[owners.index], names)]
 
 
 def _shared_ids(column: pd.Series, owners: Rows, names: Sequence[str]) -> list[str]:

@@ -29,6 +29,7 @@ from ..evaluation.decisions import RESAMPLES, auroc, bootstrap, wilson
 from ..evaluation.measures import FEW_OF_CLASS
 from ..evaluation.predictions import Prediction, Regression
 from ..evaluation.structured import MultiPrediction
+from ..files.sheets import html_card
 from .posterior import Posterior
 from .prior import Prior, rows_digest
 from .trust import Trust
@@ -64,6 +65,15 @@ class SiteReport:
     scores: dict[str, dict[str, Score]] = field(default_factory=dict)  # by model and measure: NLL, AUROC, recall, …
     calibration: str = "none"  # of all three; it is fitted on other rows than those scored
 
+    def __repr__(self) -> str:
+        return self.sentence
+
+    def _repr_html_(self) -> str:
+        """Show a notebook the table of all scores."""
+        head, rows = self.table()
+        records = [dict(zip(["model", *head[1:]], row, strict=True)) for row in rows]
+        return html_card("Which model serves this site best?", {"result": self.sentence}, records)
+
     @property
     def best(self) -> str:
         """The model with the lowest NLL: posterior, prior or alone."""
@@ -86,7 +96,7 @@ class SiteReport:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the head and the rows of a table of all scores, a row per model."""
-        measures = list(self.scores[self.best])
+        measures = list(self.scores.get(self.best, {}))
         rows = [[NAMES[name], *(str(scores[m]) for m in measures)] for name, scores in self.scores.items() if scores]
         return ["", *measures], rows
 

@@ -165,3 +165,26 @@ def test_classes_that_differ_by_blanks_or_capitals_are_named():
     assert "has the values 'Yes ' and 'yes', which differ only by blanks or capitals" in found
     fed = fedabml.Federation.from_frame(frame(ill=words), client="site", target="ill", id="case")
     assert found in fed.manifest["notes"]
+
+
+def test_rows_that_one_client_has_twice_are_named():
+    table = frame()
+    again = table[table.site == "s1"][:30].assign(case=[f"q{i}" for i in range(30)])
+    (found,) = warnings(pd.concat([table, again]))
+    assert "60 rows are identical to another one of the same client: 's1' (60). One may train and the other" in found
+    few = pd.DataFrame({"site": table.site, "case": table.case, "sex": table.sex, "ill": table.ill})
+    assert warnings(few) == ()  # four different rows: chance explains them
+
+
+def test_numbers_that_look_like_dates_are_named():
+    days = pd.Series(pd.date_range("2015-01-01", periods=N)).dt.strftime("%Y%m%d").astype(int)
+    (found,) = warnings(frame(day=days))
+    assert "'day' looks like dates, such as 20150101" in found and "--date-columns day" in found
+    assert warnings(frame(day=days), dates="day") == ()
+
+
+def test_a_column_whose_name_a_shell_or_a_list_would_split_is_quoted():
+    from fedabml.arguments import split_words
+
+    (found,) = warnings(frame(**{"a, b": np.where(ILL, "y", "n")}))
+    assert """--drop-columns '"a, b"')""" in found and split_words('"a, b",c') == ["a, b", "c"]
