@@ -104,5 +104,5 @@ def code_of_class(kind: type) -> UserCode:
     except (OSError, TypeError):  # typed into an interpreter
         source = kind.__qualname__
     digest = hashlib.sha256(source.encode()).hexdigest()
-    file = getattr(module, "__file__", None)
-    return UserCode(kind.__name__, kind.__name__, digest, kind, os.path.realpath(file) if file else kind.__module__)
+    path = getattr(module, "__file__", None)
+    return UserCode(kind.__name__, kind.__name__, digest, kind, os.path.realpath(path) if path else kind.__module__)
