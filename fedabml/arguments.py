@@ -11,10 +11,13 @@ contents. A class checks its fields with `check_fields` in `__post_init__`.
 
 from __future__ import annotations
 
+import csv
 import functools
 import inspect
+import io
 import operator
 import os
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from types import NoneType, UnionType
@@ -32,6 +35,19 @@ _MADE_BY = {
     "Federation": "a Federation, as Federation.from_arrays, federate or read_table returns",
     "Module": "a torch.nn.Module (an object, not its class)",
 }
+
+
+def split_words(text: str | None) -> list[str]:
+    """Return the words of a list such as `a, b,c`; a word with a comma stands in double quotes, `a,"b, c"`."""
+    words = next(csv.reader([" ".join((text or "").splitlines())], skipinitialspace=True), [])
+    return [word.strip() for word in words if word.strip()]
+
+
+def flag_value(words: Sequence[str]) -> str:
+    """Return how a shell names a list of words, so that `split_words` returns them again."""
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(words)
+    return shlex.quote(line.getvalue())
 
 
 def checked_integer(value: object, name: str, least: int = 1) -> int:

@@ -20,8 +20,9 @@ class TrainingError(RuntimeError):
 def nearest(word: str, names: Iterable[str]) -> str:
     """Return the end of an error message: ` Did you mean 'x'?`, or the list of known names."""
     names = sorted(names)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else f" Known names: {', '.join(names)}."
+    folded = {name.casefold(): name for name in reversed(names)}
+    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
+    return f" Did you mean '{folded[close[0]]}'?" if close else f" Known names: {', '.join(names)}."
 
 
 class _Repr(reprlib.Repr):

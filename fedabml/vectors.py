@@ -91,6 +91,7 @@ class Layout:
         return torch.cat([tensors[name].detach().reshape(-1) for name in self.names])
 
 
+MASK = "attention_mask"  # the parameter of a module's `forward` that marks tokens with 1 and padding with 0
 LIKELIHOOD = "likelihood"  # the name of the likelihood's entries in a layout
 
 
@@ -140,6 +141,7 @@ class Network:
         self.tokens = False  # whether the module takes integers, for an embedding
         self.output, self.pad = output, pad
         self.channels_last = False  # whether the module is given images channels-last, which may be faster
+        self._mask = mask_parameter(self.module)
         self._copies: dict[int, nn.Module] = {}  # by thread, because a call changes the module while it runs
 
     def __repr__(self) -> str:
@@ -196,10 +198,14 @@ class Network:
         A module whose `forward` has a parameter `attention_mask` is told which tokens are padding (0) and which are
         not (1), as Hugging Face's are.
         """
-        options: dict[str, Any] = {}
-        if self.pad is not None and "attention_mask" in inspect.signature(module.forward).parameters:
-            options["attention_mask"] = (x != self.pad).long()
+        options = self.mask_of(x)
         return select_output(torch.func.functional_call(module, weights, (x,), options), self.output)
+
+    def mask_of(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the mask of inputs by its name, if the module takes one; without padding only if it needs one."""
+        if self._mask is None or (self.pad is None and self._mask.default is not inspect.Parameter.empty):
+            return {}
+        return {MASK: (torch.ones_like(x) if self.pad is None else x != self.pad).long()}
 
     def as_input(self, x: Tensor) -> Tensor:
         """Return inputs in the type that the module takes."""
@@ -271,6 +277,11 @@ class Network:
         for name, p in module.named_parameters():
             p.requires_grad_(name in self.layout.names)  # frozen parameters stay frozen
         return module.eval()
+
+
+def mask_parameter(module: nn.Module) -> inspect.Parameter | None:
+    """Return the parameter `attention_mask` of a module's `forward`; None if it has none."""
+    return inspect.signature(module.forward).parameters.get(MASK)
 
 
 def _copied(module: nn.Module) -> nn.Module:

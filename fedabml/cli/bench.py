@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..accel import SWITCHABLE
+from ..arguments import split_words
 from ..errors import InputError
 from .console import console, note, print_line, print_paragraph, table
-from .options import command, split_words
+from .options import command
 
 if TYPE_CHECKING:
     from ..bench.workloads import Workload

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from ..arguments import split_words
 from ..errors import InputError
 from ..files.user_code import is_user_code
 from ..runs.config import names
 from ..runs.request import resume_command
 from .console import console, print_error, print_line, print_paragraph, table
-from .options import command, panels_without, run_options, split_words
+from .options import command, panels_without, run_options
 
 if TYPE_CHECKING:
     from ..experiments.compare import Request

@@ -197,7 +197,7 @@ def _inspect_table(plan: RunConfig, files: list[Path], show: int) -> None:
     from ..report import save
     from ..report.inspection_page import render_inspection
 
-    inspection = inspect_table(**plan.table_columns())
+    inspection = inspect_table(**plan.table_columns(), task=plan.task)
     rows = [(c.name, c.use, c.kind, f"{c.total.gaps:.1%}", c.total.without_gaps.text) for c in inspection.columns]
     table(("column", "use", "kind", "gaps", "values"), rows, title=f"{inspection.dataset}: columns")
     held = [column for column in inspection.columns if column.use != "client"]

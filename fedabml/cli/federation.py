@@ -10,11 +10,12 @@ from typing import Any
 
 import typer
 
+from ..arguments import split_words
 from ..errors import InputError
 from ..runs.config import names, parse_set
 from .console import print_line, print_paragraph
 from .federation_personalize import personalize
-from .options import command, split_words
+from .options import command
 
 app = typer.Typer(
     no_args_is_help=True,

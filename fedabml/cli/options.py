@@ -234,11 +234,6 @@ Preset = Annotated[str | None, typer.Option(**_COMMON["preset"], autocompletion=
 Set = Annotated[list[str] | None, typer.Option(**_COMMON["set"])]
 
 
-def split_words(text: str) -> list[str]:
-    """Return the words of a list such as `a, b,c`."""
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def file_keys(ctx: typer.Context) -> dict[str, Any]:
     """Return the keys of a run in the command's TOML file."""
     return dict(ctx.meta.get(_FILE, {}))

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..arguments import split_words
 from ..errors import InputError, nearest
 from .compare import parse_seeds, width
 from .console import console, note, print_error, print_line, print_paragraph, table
-from .options import command, split_words
+from .options import command
 
 if TYPE_CHECKING:
     from ..experiments.paper import Findings

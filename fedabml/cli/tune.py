@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ..arguments import split_words
 from ..errors import InputError
 from ..evaluation.measures import TUNED
 from ..files.user_code import is_user_code
 from ..runs.config import as_typed, names
 from .compare import parse_algorithms, resumable
 from .console import note, number, print_line, table
-from .options import command, panels_without, run_options, split_words
+from .options import command, panels_without, run_options
 
 if TYPE_CHECKING:
     from ..experiments.tune import Tuned

@@ -8,12 +8,13 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..arguments import split_words
 from ..errors import InputError, shortened
 from ..models import is_folder
 from ..runs.config import is_table, read_config, saved_config
 from ..runs.request import resume_command
 from .console import downloads, note, number, print_line
-from .options import Config, command, import_code, split_words
+from .options import Config, command, import_code
 from .posterior_flags import check_comparison, posterior_flags, print_comparison
 
 if TYPE_CHECKING:
@@ -227,11 +228,6 @@ def _client_data(data: Path, spec: InputSpec) -> tuple[Any, Any, tuple[np.ndarra
         if "x_test" in arrays and (arrays["x_test"].size or arrays["y_test"].size):
             test = spec.samples(arrays["x_test"], arrays["y_test"], end="_test")
         return arrays["x_train"], arrays["y_train"], test
-    if spec.recipe and spec.recipe.client in frame and (clients := frame[spec.recipe.client].nunique()) > 1:
-        raise InputError(
-            f"'{data}' has rows of {clients} clients in its column '{spec.recipe.client}', but a posterior belongs to "
-            "one client. Give each client its own table."
-        )
     return frame, None, None
 
 

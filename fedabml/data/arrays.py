@@ -14,6 +14,7 @@ TASKS = ("classification", "regression", "multilabel", "sequence")
 STRUCTURED = ("multilabel", "sequence")  # tasks with several whole numbers per sample; −1 is not known
 SPLITS = ("train", "val", "test")
 SPLIT_WORDS = {"train": "training", "val": "validation", "test": "test"}
+COARSE = 1e-3  # share of a column's deviation by which float32 may round its values
 FEW_CLASSES = 20  # whole numbers of a float type with at most this many values may be classes
 
 Pair = tuple[Any, Any]
@@ -174,7 +175,8 @@ def check_parts(
     if len(set(names)) < count:
         repeated_name = next(name for i, name in enumerate(names) if name in names[:i])
         raise InputError(f"Two clients are called '{repeated_name}'. Give every client a name of its own.")
-    parts = []
+    parts: list[Part] = []
+    exact: list[np.ndarray] = []  # the features of each, as they were given
     for split, (key, word) in enumerate(SPLIT_WORDS.items()):
         for i, pair in enumerate(() if (pairs := data[key]) is None else pairs):
             if pair is None:
@@ -185,11 +187,62 @@ def check_parts(
             x, y = as_features(pair[0], f"x of {title}"), as_numpy(pair[1], f"y of {title}")
             if y.ndim == 0 or len(x) != len(y):
                 raise InputError(f"{title}: x has {len(x)} samples, y has {y.size}. Each sample needs its y.")
-            whole = x.dtype == np.float32 and as_array(pair[0], "x").dtype.kind in "iu"
-            parts.append(Part(split, i, title, x, y, whole))
+            raw = as_array(pair[0], "x")
+            if len(x):  # an empty array may have any shape: there is nothing in it to compare
+                parts.append(Part(split, i, title, x, y, x.dtype == np.float32 and raw.dtype.kind in "iu"))
+                exact.append(raw)
+    if task is None:
+        _refuse_mixed_targets(parts)
     task = check_task(task, [part.y for part in parts])
-    # an empty array may have any shape: there is nothing in it to compare
-    return [part._replace(y=as_targets(part.y, task, f"y of {part.title}")) for part in parts if len(part.y)], task
+    check_rounding([(part.title, one, part.x) for part, one in zip(parts, exact, strict=True)], "feature")
+    targets = [as_targets(part.y, task, f"y of {part.title}") for part in parts]
+    check_rounding([(part.title, part.y, y) for part, y in zip(parts, targets, strict=True)], "target")
+    return [part._replace(y=y) for part, y in zip(parts, targets, strict=True)], task
+
+
+def _refuse_mixed_targets(parts: Sequence[Part]) -> None:
+    """Refuse targets that are integers at one client, as classes are, and fractions at another."""
+    whole = next((part for part in parts if part.y.dtype.kind in "bui"), None)
+    fraction = next((part for part in parts if part.y.dtype.kind == "f"), None)
+    if whole is not None and fraction is not None and few_whole_numbers([part.y for part in parts]) is None:
+        raise InputError(
+            f"The y of {whole.title} are whole numbers ({whole.y.dtype}), as of classes, but those of {fraction.title} "
+            f"are measurements ({fraction.y.dtype}). Give all clients one type, or task='regression' (--task "
+            "regression)."
+        )
+
+
+def check_rounding(parts: Sequence[tuple[str, np.ndarray, np.ndarray]], noun: str) -> None:
+    """Refuse a column that float32 rounds by more than `COARSE` of its deviation over all parts.
+
+    A part is its name in errors, its values [n, ...] as they were given, and the same as float32.
+    """
+    columns = [(title, raw, cast) for title, raw, cast in parts if cast.dtype == np.float32]
+    if all(np.can_cast(raw.dtype, np.float32) for _, raw, _ in columns):
+        return
+    shapes = {cast.shape[1:] for _, _, cast in columns}
+    if len(shapes) > 1:  # which is refused elsewhere
+        return
+    origin = columns[0][1][:1].reshape(-1).astype(np.float64)
+    count, total, squares, lost, where = 0, 0.0, 0.0, np.zeros(len(origin)), np.zeros(len(origin), np.int64)
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is reported elsewhere
+        for number, (_, raw, cast) in enumerate(columns):
+            for start in range(0, len(raw), 4096):  # float64 in pieces: `raw` may be large
+                rows = slice(start, start + 4096)
+                values = raw[rows].reshape(len(cast[rows]), -1).astype(np.float64)
+                error = np.abs(values - cast[rows].reshape(values.shape)).max(0)
+                where[error > lost], lost = number, np.fmax(lost, error)
+                values -= origin
+                count, total, squares = count + len(values), total + values.sum(0), squares + (values**2).sum(0)
+        deviation = np.sqrt(np.maximum(squares / count - (total / count) ** 2, 0))
+        coarse = (lost > COARSE * deviation) & np.isfinite(lost) & (deviation > 1e-12 * np.abs(origin))
+    if coarse.any():
+        column = int(np.argmax(coarse))
+        raise InputError(
+            f"{columns[where[column]][0]}: float32, in which fedabml learns, rounds {noun} {column} by up to "
+            f"{lost[column]:.2g}, but its values deviate by {deviation[column]:.2g} only. Subtract an offset, such as "
+            f"{origin[column]:.10g}, from all of them first."
+        )
 
 
 def check_alike(parts: Sequence[Part]) -> None:

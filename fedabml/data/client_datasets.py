@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import InputError, nearest, quoted
-from .arrays import Pair
+from .arrays import SPLIT_WORDS, Pair
 from .images import image_pixels
 
 SPLIT_NAMES = {"train": "train", "validation": "val", "val": "val", "test": "test"}
 MOST_EXACT = 1 << 24  # whole numbers up to which float32 is exact
-MASK = "attention_mask"  # a column that tokenizers add
+MASK, TYPES = "attention_mask", "token_type_ids"  # columns that tokenizers add
 Items = dict[str, tuple[list[Any], list[Any]]]  # x and y of every item, by split
 
 
@@ -28,11 +28,13 @@ def read_datasets(
     x: str | None,
     y: str | None,
     padding: int | None,
+    task: str | None = None,
 ) -> tuple[list[str], dict[str, list[Pair | None]]]:
     """Return the clients' names and one (x, y) of arrays per split and client, None for a client without any.
 
     `x` and `y` name the entries of items that are dictionaries. Sequences of different lengths are padded to the
-    longest: whole numbers of x with `padding`, labels of y with −1. Raises InputError for anything else.
+    longest: whole numbers of x with `padding`, labels of y with −1. For the `task` sequence each token then needs a
+    label. Raises InputError for anything else.
     """
     if not train:
         raise InputError("There are no clients: the dictionary of training data is empty.")
@@ -42,6 +44,12 @@ def read_datasets(
         splits = _splits(name, dataset)
         for split, extra in (("test", test), ("val", val)):
             if extra is not None and name in extra:
+                if split in splits:
+                    word = SPLIT_WORDS[split]
+                    raise InputError(
+                        f"client '{name}' has {word} data in its own dictionary of datasets, and in {split}=, too. "
+                        "Give them in one of the two."
+                    )
                 splits[split] = extra[name]
         items.append(
             {split: _read(part, f"client '{name}', {split} data", x, y, padding) for split, part in splits.items()}
@@ -65,6 +73,8 @@ def read_datasets(
             stacked = (
                 pad_tokens(xs, padding, length, f"x of {subject}") if ragged else np.stack(xs) if xs else np.empty(0)
             )
+            if task == "sequence" and padding is not None:
+                check_steps(xs, ys, subject)
             labels = pad_labels(ys, steps, f"y of {subject}")
             entries.append((stacked, labels))
     return names, arrays
@@ -101,6 +111,16 @@ def pad_tokens(sequences: Sequence[Any] | np.ndarray, padding: int | None, lengt
     for row, tokens in zip(padded, sequences, strict=True):
         row[: len(tokens)] = tokens
     return padded
+
+
+def check_steps(tokens: Sequence[Any], labels: Sequence[Any], subject: str) -> None:
+    """Refuse a sequence with more or fewer labels than tokens, whose labels would belong to padding or to nothing."""
+    for i, (one, other) in enumerate(zip(tokens, labels, strict=False)):
+        if np.shape(one)[:1] != np.shape(other)[:1]:
+            raise InputError(
+                f"{subject}: sequence {i} has {len(one)} tokens and {np.size(other)} labels. Give a label for each "
+                "token, -1 where it is not known."
+            )
 
 
 def pad_labels(labels: list[np.ndarray], steps: int, subject: str) -> np.ndarray:
@@ -155,6 +175,11 @@ def _read(dataset: Any, subject: str, x: str | None, y: str | None, padding: int
         ys.append(_array(label, f"{subject}, item {i}: y"))
         if isinstance(item, Mapping) and MASK in item and x != MASK and xs[-1].ndim == 1:
             _check_mask(np.asarray(item[MASK]), xs[-1], padding, f"{subject}, item {i}")
+        if isinstance(item, Mapping) and x != TYPES and np.any(np.asarray(item.get(TYPES, 0))):
+            raise InputError(
+                f"{subject}, item {i}: its {TYPES} are not all 0, as of a pair of texts, but a model gets the tokens "
+                f"alone. Give one text per item, or remove the column {TYPES}."
+            )
     return xs, ys
 
 

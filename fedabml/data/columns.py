@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -21,6 +22,7 @@ DATE = (
     r"(?:\d{4}([./-])\d{1,2}\1\d{1,2}|\d{1,2}([./-])\d{1,2}\2\d{4}|\d{2}([./-])\d{2}\3\d{2})(?:[T ,]+\d{1,2}:\d{2}.*)?"
 )
 COMMA_NUMBER = r"[+-]?\d+(?:[. ]\d{3})*,\d+|[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?"  # 3,14 or 1.234,5 or 1,234.5
+PERCENT = r"[+-]?\d+(?:[.,]\d+)?\s*%"  # 97% or 97.5 %
 NO_DATES = (
     "To learn from ISO dates (2024-01-31), name the column in --date-columns (in Python dates=); to test on the newest "
     "rows, name it in --split-by (split_by=). Otherwise leave it out (--drop-columns, drop=)."
@@ -99,13 +101,20 @@ def refuse_gaps(column: pd.Series, subject: str) -> None:
 def is_numeric(column: pd.Series, name: str) -> bool:
     """Return whether a column holds numbers rather than categories; dates and nested values are refused."""
     types = pandas().api.types
-    if types.is_datetime64_any_dtype(column) or types.is_timedelta64_dtype(column):
+    if types.is_timedelta64_dtype(column):
+        raise InputError(
+            f"Column '{name}' holds durations. Turn them into numbers, such as hours (frame['{name}'] / "
+            "pandas.Timedelta(hours=1)), or leave the column out (--drop-columns, drop=)."
+        )
+    if types.is_datetime64_any_dtype(column):
         raise InputError(f"Column '{name}' holds dates or times. {NO_DATES}")
     if types.is_bool_dtype(column) or isinstance(column.dtype, pandas().CategoricalDtype):
         return False
     if types.is_numeric_dtype(column) and not types.is_complex_dtype(column):
         return True
     values = column.dropna()
+    if len(values) and all(isinstance(value, datetime.date) for value in values):
+        raise InputError(f"Column '{name}' holds dates, such as '{values.iloc[0]}'. {NO_DATES}")
     if not all(isinstance(value, str | bool | int | float) for value in values):
         raise InputError(f"Column '{name}' holds neither numbers nor words. Turn it into either, or leave it out.")
     if len(values):
@@ -131,6 +140,12 @@ def _refuse_spoiled(texts: pd.Series, name: str) -> None:
             f"Column '{name}' holds numbers with a comma, such as '{different[commas].iloc[0]}'. Write them with a "
             "decimal point and without separators of thousands (pandas.read_csv has decimal=',' and thousands=','), or "
             "leave the column out."
+        )
+    percent = different.str.fullmatch(PERCENT)
+    if (percent | parsed(different)).mean() > MOSTLY and 2 * percent.sum() >= len(different):
+        raise InputError(
+            f"Column '{name}' holds percentages, such as '{different[percent].iloc[0]}'. Write them as numbers, "
+            "without the sign, or leave the column out."
         )
     numeric = parsed(texts.str.replace(",", ".", n=1))
     if numeric.mean() > MOSTLY and numeric.sum() > FEW_CLASSES:

@@ -6,8 +6,9 @@ sine and cosine of its place on a circle, so that December is next to January:
     year: 2024.5 in the middle of 2024      month: sin and cos of 2π (m − 1)/12, January is 0
     hour: sin and cos of 2π h/24            weekday: sin and cos of 2π d/7, Monday is 0
 
-Dates are ISO 8601: 2024-01-31, 2024-01-31 10:30 or 2024-01-31T10:30:00Z. The clock at the place counts: the offset of a
-time zone is left out, so 10:30+02:00 is 10:30.
+Dates are ISO 8601: 2024-01-31, 2024-01-31 10:30 or 2024-01-31T10:30:00Z; a column of numbers may hold 20240131. What
+is learned is the clock at the place: the offset of a time zone is left out, so 10:30+02:00 is 10:30. The order of rows
+is that of UTC. A column that has such times beside times in UTC (Z) or without any zone tells neither, and is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from .frames import pandas
 if TYPE_CHECKING:
     import pandas as pd
 
-ISO = r"^(\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?)?)\s*(?:Z|[+-]\d{2}:?\d{2})?$"  # 1: without zone
+ISO = r"^(\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?)?)\s*(Z|[+-]\d{2}:?\d{2})?$"  # 1: clock, 2: zone
+_SIGNS = str.maketrans("-", "+")
+_KINDS = {"": "times without a zone", "+": "times with an offset (+02:00)", "Z": "times in UTC (Z)"}
 NAMES = {
     "month": (
         *("January", "February", "March", "April", "May", "June"),
@@ -34,25 +37,56 @@ NAMES = {
 CIRCLES = {part: len(names) for part, names in NAMES.items()}
 
 
-def parse_dates(column: pd.Series, name: str) -> np.ndarray:
-    """Return the values of a column, datetime64[s] [n] with NaT in the gaps. Anything but ISO dates is refused."""
+def parse_dates(column: pd.Series, name: str, utc: bool = False) -> np.ndarray:
+    """Return the values of a column, datetime64[s] [n] with NaT in the gaps. Anything but ISO dates is refused.
+
+    They are those of the clock at the place or, with `utc`, of UTC.
+    """
     pd = pandas()
     if pd.api.types.is_datetime64_any_dtype(column):
-        plain = column.dt.tz_localize(None) if column.dt.tz is not None else column
+        plain = column
+        if column.dt.tz is not None:
+            plain = (column.dt.tz_convert("UTC") if utc else column).dt.tz_localize(None)
         return plain.to_numpy().astype("datetime64[s]")
+    if pd.api.types.is_numeric_dtype(column) and looks_like_dates(column):
+        column = pd.to_datetime(column.astype("Int64").astype("string"), format="%Y%m%d").dt.strftime("%Y-%m-%d")
     texts = column.map(lambda value: str(value).strip(), na_action="ignore").astype(object)
     present = texts.notna().to_numpy() & (texts != "").to_numpy()
     dates = np.full(len(texts), np.datetime64("NaT"), "datetime64[s]")
-    clocks = texts[present].astype(str).str.extract(ISO, expand=False)
-    values = pd.to_datetime(clocks.str.replace(",", "."), format="ISO8601", errors="coerce")
+    found = texts[present].astype(str).str.extract(ISO)
+    values = pd.to_datetime(found[0].str.replace(",", "."), format="ISO8601", errors="coerce")
     if (wrong := values.isna().to_numpy()).any():
         row = np.flatnonzero(present)[np.argmax(wrong)]
         raise InputError(
             f"Column '{name}' has {texts.iloc[row]!r} in row {row + 1}, which is no ISO date such as 2024-01-31 or "
             "2024-01-31T10:30. Write its dates like this (pandas.to_datetime reads others), or leave the column out."
         )
+    minutes = {zone: _minutes(zone) for zone in found[1].fillna("").unique()}
+    kinds = sorted({zone[:1].translate(_SIGNS) for zone in minutes})
+    if len(kinds) > 1:
+        raise InputError(
+            f"Column '{name}' mixes {' and '.join(_KINDS[kind] for kind in kinds)}. Write all of its times in one way."
+        )
     dates[present] = values.to_numpy().astype("datetime64[s]")
+    if utc:
+        dates[present] -= found[1].fillna("").map(minutes).to_numpy().astype("timedelta64[m]")
     return dates
+
+
+def _minutes(zone: str) -> int:
+    """Return how far a zone such as +02:00 is ahead of UTC; 0 for Z and for no zone."""
+    if zone[:1] not in ("+", "-"):
+        return 0
+    return int(f"{zone[0]}1") * (60 * int(zone[1:3]) + int(zone[-2:]))
+
+
+def looks_like_dates(column: pd.Series) -> bool:
+    """Return whether a column of numbers holds dates such as 20240131."""
+    values = column.dropna().astype(np.float64)
+    if not len(values) or not (values.between(19000101, 21001231) & (values % 1 == 0)).all():
+        return False
+    texts = values.drop_duplicates().astype(np.int64).astype(str)
+    return bool(pandas().to_datetime(texts, format="%Y%m%d", errors="coerce").notna().all())
 
 
 def has_times(values: np.ndarray) -> bool:

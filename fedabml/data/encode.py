@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..arguments import checks_arguments
+from ..arguments import checks_arguments, flag_value
 from ..errors import InputError, nearest
-from .arrays import as_array, large_enough
+from .arrays import as_array, check_rounding, large_enough
 from .columns import Columns, as_text, numbers, refuse_gaps
-from .dates import parse_dates
+from .dates import looks_like_dates, parse_dates
 from .frames import as_frame, pandas
 from .ranges import LEAST
 from .recipe import TableRecipe, choose_task, word_counts
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LEAST_ROWS = 20  # fewer rows do not show that a column is one of identifiers
-DIFFERENT, LONG = 0.98, 6  # share of an identifier's values that differ; digits of one whose numbers do not run on
+DIFFERENT, LONG = 0.98, 6  # share of an identifier's values that differ; usual digits of one that does not run on
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,9 @@ def encode(table: pd.DataFrame | Columns, options: TableOptions, source: str = "
     plain = tuple(name for name in recipe.table_columns if name not in recipe.dates)
     manifest: dict[str, Any] = {"partition": partition, "seed": int(options.seed)}
     running = once("identifiers", (client, names, plain), lambda: identifiers(columns, owners, plain))
-    notes = [identifier_note(name) for name in running]
+    dated = once("dated", plain, lambda: numbers_of_dates(columns, plain))
+    notes = [*alike_notes(target, classes), *(date_note(name, example) for name, example in dated.items())]
+    notes += [identifier_note(name) for name in running if name not in dated]
     for name, known in recipe.categories.items():
         rare = len(word_counts(columns.words(name), rows)) - len(known)
         if rare and name not in running:
@@ -124,6 +127,8 @@ def encode(table: pd.DataFrame | Columns, options: TableOptions, source: str = "
     if notes:
         manifest["notes"] = notes
     y = once("targets", (target, task, classes), lambda: recipe.encode_target(frame[target]))
+    if task == "regression":
+        check_rounding([(f"{source}, column '{target}'", columns.numbers(target)[:, None], y)], "target")
     return Encoded(recipe.apply(columns), y, (train, Rows.empty(len(names)), test), names, recipe, manifest)
 
 
@@ -141,7 +146,7 @@ def time_order(column: pd.Series, name: str) -> np.ndarray:
     types = pandas().api.types
     if types.is_numeric_dtype(column) and not types.is_bool_dtype(column):
         return numbers(column, name)
-    return parse_dates(column, name).astype(np.int64).astype(np.float64)
+    return parse_dates(column, name, utc=True).astype(np.int64).astype(np.float64)
 
 
 @checks_arguments
@@ -195,6 +200,19 @@ def _class_names(columns: Columns, target: str) -> tuple[str, ...]:
     return names
 
 
+def alike_notes(target: str, values: Iterable[str]) -> list[str]:
+    """Return a note for values of the target that differ only by blanks or capitals, which are classes of their own."""
+    groups: dict[str, list[str]] = {}
+    for value in sorted(values):
+        groups.setdefault(" ".join(value.casefold().split()), []).append(f"'{value}'")
+    return [
+        f"The target '{target}' has the values {' and '.join(alike)}, which differ only by blanks or capitals. They "
+        "count as different classes. Write them alike."
+        for alike in groups.values()
+        if len(alike) > 1
+    ]
+
+
 def identifiers(columns: Columns, owners: Rows, names: Iterable[str]) -> list[str]:
     """Return which of the columns look like identifiers: words, or running or long whole numbers, nearly all different.
 
@@ -219,6 +237,13 @@ def identifiers(columns: Columns, owners: Rows, names: Iterable[str]) -> list[st
     return identifying
 
 
+def numbers_of_dates(columns: Columns, names: Iterable[str]) -> dict[str, float]:
+    """Return which of the columns hold numbers such as 20240131, with one of them."""
+    frame = columns.frame
+    dated = [name for name in names if columns.is_numeric(name) and looks_like_dates(frame[name])]
+    return {name: float(frame[name].dropna().iloc[0]) for name in dated}
+
+
 def _runs_on(values: np.ndarray, group: np.ndarray) -> bool:
     """Return whether whole numbers are nearly all different within their group, and running or of many digits."""
     order = np.lexsort((values, group))
@@ -229,13 +254,22 @@ def _runs_on(values: np.ndarray, group: np.ndarray) -> bool:
     running = np.median(steps) == 1 and (steps <= 2).mean() > 0.9
     rising = (np.diff(values[np.argsort(group, kind="stable")])[same] > 0).mean() > DIFFERENT
     lengths = np.floor(np.log10(np.maximum(np.abs(values), 1))) + 1
-    return bool(running or rising or (lengths.min() >= LONG and lengths.min() == lengths.max()))
+    many_digits = np.median(lengths) >= LONG and (lengths >= LONG - 1).mean() > DIFFERENT
+    return bool(running or rising or many_digits)
 
 
 def identifier_note(name: str) -> str:
     """Return the sentence that names a feature which looks like an identifier, and the way out."""
     return (
         f"Column '{name}' looks like an identifier: its values are nearly all different. It is used as a "
-        f"feature. Name it with --id-column {name} (in Python id='{name}') to carry it into predictions, or leave it "
-        f"out with --drop-columns {name} (drop=['{name}'])."
+        f"feature. Name it with --id-column {shlex.quote(name)} (in Python id='{name}') to carry it into predictions, "
+        f"or leave it out with --drop-columns {flag_value([name])} (drop=['{name}'])."
+    )
+
+
+def date_note(name: str, example: float) -> str:
+    """Return the sentence that names a column of numbers which look like dates, and the way out."""
+    return (
+        f"Column '{name}' looks like dates, such as {example:.0f}, but is used as a number. Name it with "
+        f"--date-columns {flag_value([name])} (in Python dates=['{name}']) to learn from dates."
     )

@@ -178,6 +178,7 @@ class Federation:
         task = arrays.check_task(task, [labels])
         owners, number = np.unique(owner, return_inverse=True)
         targets, names = arrays.as_targets(labels, task, "y"), [str(name) for name in owners.tolist()]
+        arrays.check_rounding([("y", labels, targets)], "target")
         rows = _rows(number, marks * SPLITS.index("test"), len(names))
         kept = large_enough(rows[0].counts.tolist(), names, drop_small)
         if len(kept) < len(names):
@@ -285,7 +286,7 @@ class Federation:
         steps are filled up with -1. The other arguments are those of `from_arrays`.
         """
         padding = None if padding is None else checked_integer(padding, "padding", 0)
-        names, parts = read_datasets(train, test, val, x, y, padding)
+        names, parts = read_datasets(train, test, val, x, y, padding, task)
         normalize = "targets" if padding is not None and normalize == "auto" else normalize
         fed = cls.from_arrays(
             [pair or ([], []) for pair in parts["train"]], parts["test"], parts["val"], names=names, task=task,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from ..arguments import checked_integer
 from ..errors import InputError
 from ..files.paths import readable_name
 from .files import read_client
-from .images import is_image_folder, read_images
+from .images import is_image_folder, read_images, visible_entries
 
 
 def read_folder(kind: Any, folder: Path, task: str | None, drop_small: bool, image_size: int | None) -> Any:
@@ -22,6 +23,7 @@ def read_folder(kind: Any, folder: Path, task: str | None, drop_small: bool, ima
         )
     size = None if image_size is None else checked_integer(image_size, "image_size")
     if is_image_folder(folder):
+        _refuse_others(visible_entries(folder), "folder of a client's images", Path.is_dir)
         if task not in (None, "classification"):
             raise InputError(f"{folder} holds folders of classes, so the task is classification, not {task!r}.")
         recipe, x, y, owner, test = read_images(folder, size)
@@ -30,12 +32,13 @@ def read_folder(kind: Any, folder: Path, task: str | None, drop_small: bool, ima
         return replace(fed, images=recipe)
     if size is not None:
         raise InputError(f"{folder} holds no folders of images, so image_size has nothing to resize. Leave it out.")
-    files = sorted(folder.glob("*.npz"))
-    if not files:
+    files = visible_entries(folder)
+    if not any(file.suffix == ".npz" for file in files):
         raise InputError(
             f"{folder} holds no .npz file. Put one there for each client, with x_train and y_train; or a folder of "
             "images for each, as client/class/image.png."
         )
+    _refuse_others(files, ".npz file", lambda entry: entry.suffix == ".npz")
     clients = [read_client(file) for file in files]
     return kind.from_arrays(
         [(c["x_train"], c["y_train"]) for c in clients],
@@ -45,3 +48,13 @@ def read_folder(kind: Any, folder: Path, task: str | None, drop_small: bool, ima
         dataset=readable_name(folder.resolve().name),
         drop_small=drop_small,
     )
+
+
+def _refuse_others(entries: Sequence[Path], client: str, is_client: Callable[[Path], bool]) -> None:
+    """Refuse what stands beside the clients of a folder: it may be a client's data that would be left out."""
+    other = next((entry for entry in entries if not is_client(entry)), None)
+    if other is not None:
+        raise InputError(
+            f"'{other}' is no {client}, as others are here. Bring all clients into one form, and keep other files "
+            "elsewhere."
+        )

@@ -42,7 +42,7 @@ def as_frame(table: str | os.PathLike[str] | pd.DataFrame, words: Sequence[str] 
             "A table must be the path of a .csv, .parquet or .xlsx file or a DataFrame of pandas; it is "
             f"{quoted(table)}."
         )
-    return _check_frame(table.reset_index(drop=True), "The table")
+    return _check_frame(table, "The table")
 
 
 def read_frame(path: str | os.PathLike[str], words: Sequence[str] = ()) -> pd.DataFrame:
@@ -122,9 +122,19 @@ READERS: dict[str, Callable[[IO[bytes], Sequence[str]], Any]] = {
 
 
 def _check_frame(frame: pd.DataFrame, source: str) -> pd.DataFrame:
-    """Return the frame with columns named by words; it must have rows, and no name twice."""
+    """Return the frame with numbered rows and columns named by words; it must have rows, and no name twice.
+
+    An index with a name, as `set_index` makes and Parquet keeps, becomes a column of this name.
+    """
     if not len(frame):
         raise InputError(f"{source} has no rows.")
+    named = [name for name in frame.index.names if name is not None]
+    if twice := next((name for name in named if name in frame.columns), None):
+        raise InputError(f"{source} has an index and a column called '{twice}'. Rename or drop one of them.")
+    index = frame.index.to_frame(index=False)[named] if named else None
+    if not isinstance(frame.index, pandas().RangeIndex) or frame.index.start or frame.index.step != 1:
+        frame = frame.reset_index(drop=True)
+    frame = frame if index is None else pandas().concat([index, frame], axis=1)
     frame = frame.set_axis([str(name) for name in frame.columns], axis=1)
     if not frame.columns.is_unique:
         twice = frame.columns[frame.columns.duplicated()][0]

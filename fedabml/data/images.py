@@ -200,7 +200,7 @@ def read_images(
     """Read a federation of images, one folder per client: the recipe, x, y, the owner's name and test mark of each."""
     if size is not None and size > LARGEST_SIZE:
         raise InputError(f"image_size is {size}; at most {LARGEST_SIZE} pixels are read.")
-    clients = {readable_name(entry.name): site_files(entry) for entry in _entries(folder) if entry.is_dir()}
+    clients = {readable_name(entry.name): site_files(entry) for entry in visible_entries(folder)}
     files = [image for images in clients.values() for image in images]
     paths = [image.file for image in files]
     cached = CacheFile.of(folder, paths, f"image_size {size}")
@@ -217,8 +217,14 @@ def read_images(
 
 
 def _class_names(files: Sequence[Labelled]) -> tuple[str, ...]:
-    """Return the names of all classes, sorted. Raises InputError if there is a single one."""
-    names = tuple(sorted({image.label for image in files}))
+    """Return the names of all classes, sorted. Raises InputError for a single one, and for one of test images alone."""
+    names, trained = tuple(sorted({image.label for image in files})), {i.label for i in files if not i.test}
+    untrained = next((image for image in files if image.label not in trained), None)
+    if untrained is not None and trained:
+        raise InputError(
+            f"'{untrained.file}' is a test image of the class '{untrained.label}', of which no client has an image to "
+            f"train on. Add some, or leave the class out.{nearest(untrained.label, trained)}"
+        )
     if len(names) < 2:
         raise InputError(
             f"All images are of the class '{names[0]}'. A federation needs two or more folders of classes, as "
@@ -229,12 +235,12 @@ def _class_names(files: Sequence[Labelled]) -> tuple[str, ...]:
 
 def is_image_folder(folder: Path) -> bool:
     """Return whether a folder has subfolders and no .npz file, so that it may be a federation of images."""
-    return not any(folder.glob("*.npz")) and any(entry.is_dir() for entry in _entries(folder))
+    return not any(folder.glob("*.npz")) and any(entry.is_dir() for entry in visible_entries(folder))
 
 
 def site_files(folder: Path) -> list[Labelled]:
     """Return the images of one client's folder, whose subfolders are classes, or train and test with classes inside."""
-    folders = [entry for entry in _entries(folder) if entry.is_dir()]
+    folders = [entry for entry in visible_entries(folder) if entry.is_dir()]
     loose = _images(folder)
     if loose:
         raise InputError(f"'{loose[0]}' is in no folder of a class. Put each image into {folder}/CLASS/.")
@@ -243,8 +249,8 @@ def site_files(folder: Path) -> list[Labelled]:
         raise InputError(f"'{other}' stands beside train and test. Put folders of classes into these two.")
     files = []
     for part in folders:
-        for label in [entry for entry in _entries(part) if entry.is_dir()] if split else [part]:
-            deeper = next((entry for entry in _entries(label) if entry.is_dir()), None)
+        for label in [entry for entry in visible_entries(part) if entry.is_dir()] if split else [part]:
+            deeper = next((entry for entry in visible_entries(label) if entry.is_dir()), None)
             if deeper is not None:
                 raise InputError(f"'{deeper}' is a folder inside the folder of a class. Put images there alone.")
             marks = split and part.name == "test"
@@ -256,7 +262,7 @@ def site_files(folder: Path) -> list[Labelled]:
     return files
 
 
-def _entries(folder: Path) -> list[Path]:
+def visible_entries(folder: Path) -> list[Path]:
     """Return what a folder holds, sorted by name, without hidden files."""
     with explain_errors(folder, "read"):
         entries = sorted(folder.iterdir())
@@ -266,7 +272,7 @@ def _entries(folder: Path) -> list[Path]:
 def _images(folder: Path, deep: bool = False) -> list[Path]:
     """Return the image files of a folder, also of its subfolders if `deep`; any other file is refused."""
     files = []
-    for entry in _entries(folder):
+    for entry in visible_entries(folder):
         if entry.is_dir():
             files += _images(entry, deep) if deep else []
         elif entry.suffix.lower() not in SUFFIXES:

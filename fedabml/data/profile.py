@@ -18,7 +18,7 @@ from .columns import as_text, is_numeric, numbers
 from .dates import parse_dates
 from .encode import TableOptions
 from .frames import pandas
-from .recipe import MAX_CATEGORIES
+from .recipe import MAX_CATEGORIES, choose_task
 from .rows import Rows
 
 if TYPE_CHECKING:
@@ -90,15 +90,28 @@ def profile_columns(frame: pd.DataFrame, options: TableOptions, owners: Rows) ->
             total, *per_client = (replace(counts, commonest="") for counts in (total, *per_client))
         if use in ("feature", "target") and kind == "words" and not problem and total.different > MAX_CATEGORIES:
             problem = f"Column '{name}' has {total.different} different words: an identifier or free text, it seems."
+        if use == "target" and not problem:
+            problem = _task_problem(column, name, options.task)
         profiles.append(ColumnProfile(name, use, kind, total, tuple(per_client), problem))
     return profiles
+
+
+def _task_problem(column: pd.Series, name: str, task: str | None) -> str:
+    """Return why training would refuse to choose a task for the target; "" if it would not."""
+    if not column.notna().all():
+        return ""
+    try:
+        choose_task(column, name, task)
+    except InputError as error:
+        return str(error)
+    return "" if column.nunique() > 1 else f"The target '{name}' has one value in all rows: there is nothing to learn."
 
 
 def _values(column: pd.Series, name: str, use: str) -> tuple[str, Any, str]:
     """Return the kind of a column, its values [n] where they are numbers or dates, and why training would refuse it."""
     problem, numeric = "", False
     try:
-        if pandas().api.types.is_datetime64_any_dtype(column) and use != "feature":
+        if use == "date" or (pandas().api.types.is_datetime64_any_dtype(column) and use != "feature"):
             return "dates", parse_dates(column, name), ""
         numeric = is_numeric(column, name)
         if numeric:
@@ -106,13 +119,13 @@ def _values(column: pd.Series, name: str, use: str) -> tuple[str, Any, str]:
             present = values[~np.isnan(values)]
             return ("whole numbers" if (present == np.floor(present)).all() else "numbers"), values, ""
     except InputError as error:
-        problem = str(error) if use in ("feature", "target") else ""
+        problem = str(error) if use in ("feature", "target", "date") else ""
     if not problem and use not in ("date", "split"):
         return "words", None, ""
     try:
         return "dates", parse_dates(column, name), problem
     except InputError as error:
-        return "unclear", None, str(error) if use in ("date", "split") else problem
+        return "unclear", None, str(error) if use == "split" else problem
 
 
 def _quantiles(values: np.ndarray) -> Summary:

@@ -95,6 +95,26 @@ def shared_rows(
     ]
 
 
+def repeated_rows(code: np.ndarray, owner: np.ndarray, frequency: np.ndarray, names: Sequence[str]) -> list[str]:
+    """Return a warning if more rows of a table occur again at the same client than chance explains.
+
+    Chance is the larger one of `frequency` [n], how frequent each row would be if columns were independent, and the
+    share of pairs of rows of different clients that are equal.
+    """
+    size, times = np.bincount(owner, minlength=len(names)).astype(float), np.bincount(code).astype(float)
+    _, place, count = np.unique(_at_owner(code, owner), return_inverse=True, return_counts=True)
+    apart = (times**2).sum() - (count.astype(float) ** 2).sum()
+    elsewhere = apart / max(1.0, len(code) ** 2 - (size**2).sum())
+    found = count[place.reshape(-1)] > 1
+    expected = np.minimum(1, (size[owner] - 1) * np.maximum(frequency, elsewhere)).sum()
+    if found.sum() <= expected + 4 * np.sqrt(expected):
+        return []
+    return [
+        f"{_counted(int(found.sum()), 'row')} identical to another one of the same client: "
+        f"{_holders(owner[found], names)}. One may train and the other test, so keep each row once."
+    ]
+
+
 def _leaks(
     code: np.ndarray,
     owner: np.ndarray,

@@ -20,14 +20,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..arguments import checks_arguments
+from ..arguments import checks_arguments, flag_value
 from ..data.columns import Columns, as_text, numbers, refuse_gaps
-from ..data.encode import TableOptions, clients_of, identifier_note, identifiers
+from ..data.dates import parse_dates
+from ..data.encode import (
+    TableOptions,
+    alike_notes,
+    clients_of,
+    date_note,
+    identifier_note,
+    identifiers,
+    numbers_of_dates,
+)
 from ..data.frames import as_frame, pandas
 from ..data.profile import KINDS, ColumnProfile, profile_columns
 from ..data.rows import Rows
 from .decisions import auroc
-from .duplicates import NAMED, Chance, agreement, shared_rows
+from .duplicates import NAMED, Chance, agreement, repeated_rows, shared_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,6 +76,7 @@ def inspect_table(
     id: str | None = None,
     dates: Sequence[str] | str = (),
     split_by: str | None = None,
+    task: str | None = None,
 ) -> Inspection:
     """Look at a table without training: its columns, and what `warnings` should be answered first.
 
@@ -74,7 +84,7 @@ def inspect_table(
     """
     named = isinstance(path, str | os.PathLike)
     source, frame = str(path) if named else "The table", as_frame(path, (id,) if id else ())
-    options = TableOptions(client, target, drop=drop, id=id, dates=dates, split_by=split_by)
+    options = TableOptions(client, target, task, drop=drop, id=id, dates=dates, split_by=split_by)
     options.check(frame, source)
     for name in (client, target):
         refuse_gaps(frame[name], f"{source}: column '{name}' has no value")
@@ -83,9 +93,12 @@ def inspect_table(
     features = [column for column in columns if column.use in ("feature", "date")]
     goal = next(column for column in columns if column.name == target)
     warnings = [column.problem for column in columns if column.problem]
+    warnings += alike_notes(target, set(as_text(frame[target])) if goal.kind == "words" else ())
     numbered = identifiers(Columns(frame), owners, [c.name for c in features if c.kind in KINDS[:3] and not c.problem])
-    warnings += [identifier_note(name) for name in numbered]
-    usable = [column for column in features if column.kind in KINDS[:3] and column.name not in numbered]
+    dated = numbers_of_dates(Columns(frame), [c.name for c in features if c.kind == "whole numbers"])
+    warnings += [date_note(name, example) for name, example in dated.items()]
+    warnings += [identifier_note(name) for name in numbered if name not in dated]
+    usable = [column for column in features if column.kind in KINDS[:4] and column.name not in numbered]
     warnings += [text for column in usable for text in _leak(frame, column, goal)]
     warnings += _shared_rows(frame.drop(columns=[client, *([id] if id else [])]), owners, names)
     warnings += _shared_ids(frame[id], owners, names) if id else []
@@ -97,11 +110,11 @@ def inspect_table(
 def _leak(frame: pd.DataFrame, column: ColumnProfile, target: ColumnProfile) -> Iterator[str]:
     """Yield a warning if a column, or its gaps, tells the target by itself."""
     name, goal = column.name, target.name
-    way = f"Leave it out (--drop-columns {name}) unless it is known before '{goal}' is."
+    way = f"Leave it out (--drop-columns {flag_value([name])}) unless it is known before '{goal}' is."
     if target.kind == "numbers" or (target.kind == "whole numbers" and target.total.quantiles):
         if column.kind == "words":
             return
-        x, y = numbers(frame[name], name), numbers(frame[goal], goal)
+        x, y = _measured(frame[name], column), numbers(frame[goal], goal)
         both = ~np.isnan(x) & ~np.isnan(y)
         if both.sum() < LEAST_ROWS:
             return
@@ -120,12 +133,20 @@ def _leak(frame: pd.DataFrame, column: ColumnProfile, target: ColumnProfile) -> 
         yield f"Column '{name}' {relation} the target '{goal}' in every row. {way}"
         return
     gaps = np.array([not text for text in texts])
-    score = numbers(frame[name], name) if column.kind != "words" else None
+    score = _measured(frame[name], column) if column.kind != "words" else None
     area = _auroc_of_column(code, score, y, len(classes))
     if area >= NEARLY:
         yield f"Column '{name}' alone nearly predicts '{goal}' (AUROC {area:.3f}). {way}"
     elif gaps.any() and (area := _auroc_of_column(gaps.astype(np.int64), None, y, len(classes))) >= NEARLY:
         yield f"Whether '{name}' has a value nearly predicts '{goal}' (AUROC {area:.3f}). {way}"
+
+
+def _measured(values: pd.Series, column: ColumnProfile) -> np.ndarray:
+    """Return a column of numbers, or the seconds of one of dates, float64 [n] with NaN in the gaps."""
+    if column.kind != "dates":
+        return numbers(values, column.name)
+    dates = parse_dates(values, column.name)
+    return np.where(np.isnat(dates), np.nan, dates.astype(np.float64))
 
 
 def _auroc_of_column(code: np.ndarray, score: np.ndarray | None, y: np.ndarray, classes: int) -> float:
@@ -175,7 +196,7 @@ def _correlation(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _shared_rows(frame: pd.DataFrame, owners: Rows, names: Sequence[str]) -> list[str]:
-    """Return a warning if clients have more identical rows of a table in common than chance explains."""
+    """Return warnings if clients have more identical rows in common, or one client alone, than chance explains."""
     frame = frame.astype(str)
     hashes = pandas().util.hash_pandas_object(frame, index=False).to_numpy()
     codes = np.unique(hashes, return_inverse=True)[1].reshape(-1)[owners.index]
@@ -184,7 +205,8 @@ def _shared_rows(frame: pd.DataFrame, owners: Rows, names: Sequence[str]) -> lis
         _, code, times = np.unique(frame[name].to_numpy(str), return_inverse=True, return_counts=True)
         frequency *= times[code] / len(frame)
     alike = np.bincount(owners.owner, frequency[owners.index], len(owners))  # a row elsewhere that is one of a client's
-    return shared_rows(codes, owners.owner, names, Chance(agreement(codes, owners.owner), alike))
+    shared = shared_rows(codes, owners.owner, names, Chance(agreement(codes, owners.owner), alike))
+    return [*shared, *repeated_rows(codes, owners.owner, frequency[owners.index], names)]
 
 
 def _shared_ids(column: pd.Series, owners: Rows, names: Sequence[str]) -> list[str]:
@@ -215,7 +237,7 @@ def _shared_ids(column: pd.Series, owners: Rows, names: Sequence[str]) -> list[s
 
 def _other_units(column: ColumnProfile, names: Sequence[str]) -> Iterator[str]:
     """Yield a warning for each client whose numbers look as if they had another unit than those of the others."""
-    if not column.total.quantiles or len(names) < 3:
+    if column.kind == "dates" or not column.total.quantiles or len(names) < 3:
         return
     positive = [
         (i, client.quantiles) for i, client in enumerate(column.clients) if client.quantiles and client.quantiles[0] > 0

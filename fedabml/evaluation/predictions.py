@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +18,11 @@ from torch import Tensor
 
 from ..data.target_transform import TargetTransform
 from ..errors import InputError, quoted
+from ..files.sheets import frame
 from .decision_costs import DecisionCosts
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DISTANCE, STRANGENESS = "distance to the training data", "strangeness"  # causes of alarms beside a table's columns
 BISECTIONS = 60  # halvings of an interval, after which a double cannot tell its ends apart
@@ -74,8 +79,21 @@ class Checks:
         return dict(Counter(cause for causes in self.causes or () for cause in causes).most_common())
 
 
+class Framed:
+    """A prediction of a posterior, which knows the names of its columns."""
+
+    named: Callable[[Any], Mapping[str, Sequence[Any]]] | None
+
+    def frame(self) -> pd.DataFrame:
+        """Return the predictions as a DataFrame, with the columns of `fedabml predict`."""
+        if self.named is None:
+            raise InputError("Only predictions of a posterior have named columns: posterior.predict(x).frame().")
+        columns = self.named(self)
+        return frame(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+
+
 @dataclass(frozen=True)
-class Prediction:
+class Prediction(Framed):
     """Class probabilities with their uncertainty, one row per input."""
 
     probs: np.ndarray  # [n, classes], averaged over weight samples
@@ -85,6 +103,7 @@ class Prediction:
     checks: Checks | None = None  # None without validation rows, unless the rows are of a table
     ids: list[str] | None = None  # of a table's rows, if it has a column of identifiers
     costs: DecisionCosts | None = None  # of decisions, where classes are decided by them
+    named: Callable[[Any], Mapping[str, Sequence[Any]]] | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.probs)} inputs, {self.probs.shape[-1]} classes)"
@@ -140,7 +159,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Regression:
+class Regression(Framed):
     """Predicted means and standard deviations, one row per input and one column per target, in the data's own units.
 
     The predictive distribution is a mixture of one Gaussian per weight sample or, where the target is transformed, of
@@ -154,6 +173,7 @@ class Regression:
     checks: Checks | None = None  # None without validation rows, unless the rows are of a table
     ids: list[str] | None = None  # of a table's rows, if it has a column of identifiers
     transform: TargetTransform | None = None  # of a target that is never below 0
+    named: Callable[[Any], Mapping[str, Sequence[Any]]] | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         return f"Regression({len(self.mean)} inputs, {self.mean.shape[-1]} target(s))"

@@ -6,19 +6,20 @@ samples. A target of −1 is not known and is left out everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from ..data import Federation
 from . import decisions
-from .predictions import Checks, Prediction, entropy
+from .predictions import Checks, Framed, Prediction, entropy
 
 
 @dataclass(frozen=True)
-class MultiPrediction:
+class MultiPrediction(Framed):
     """Class probabilities of several answers per input, with their uncertainty."""
 
     probs: np.ndarray  # [n, answers, classes], averaged over weight samples; of labels the classes are 0 and 1
@@ -26,6 +27,7 @@ class MultiPrediction:
     checks: Checks | None = None  # None without validation rows
     ids: list[str] | None = None  # identifiers of a table's rows, which have no several answers
     steps: np.ndarray | None = None  # which answers are those of tokens and not of padding [n, answers]; None: all
+    named: Callable[[Any], Mapping[str, Sequence[Any]]] | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         n, answers, classes = self.probs.shape

@@ -28,7 +28,7 @@ _DIGESTS: dict[str, str] = {}  # of imported files, by the name of their module
 class UserCode:
     """A class or function of a user's: as the user named it, its own name, the digest of its source, and itself.
 
-    `origin` is where it was defined: the real path of its file, or the module of a class in Python.
+    `origin` is where it was defined: the real path of its file, or the module of a class that is in no file.
     """
 
     typed: str
@@ -104,4 +104,5 @@ def code_of_class(kind: type) -> UserCode:
     except (OSError, TypeError):  # typed into an interpreter
         source = kind.__qualname__
     digest = hashlib.sha256(source.encode()).hexdigest()
-    return UserCode(kind.__name__, kind.__name__, digest, kind, kind.__module__)
+    path = getattr(module, "__file__", None)
+    return UserCode(kind.__name__, kind.__name__, digest, kind, os.path.realpath(path) if path else kind.__module__)

@@ -164,6 +164,12 @@ def materialised(module: nn.Module, shape: Sequence[int], seed: int = 0) -> nn.M
     """
     if not any(nn.parameter.is_lazy(tensor) for tensor in _tensors(module)):
         return module
+    for name, child in module.named_modules():
+        if isinstance(child, nn.modules.batchnorm._LazyNormBase):
+            raise InputError(
+                f"The model's layer '{name}' is a {type(child).__name__}, whose running statistics a federation cannot "
+                "learn. Use nn.GroupNorm with the number of its channels."
+            )
     reasons = []
     for dtype in (torch.float32, torch.int64):  # measurements, or tokens
         trial = copy.deepcopy(module)

@@ -25,9 +25,12 @@ CONFIG = "config.json"
 
 
 @checks_arguments
-def load_folder(path: str | os.PathLike[str], shape: Sequence[int], outputs: int, seed: int = 0) -> nn.Module:
+def load_folder(
+    path: str | os.PathLike[str], shape: Sequence[int], outputs: int, seed: int = 0, per_token: bool = False
+) -> nn.Module:
     """Return the classifier in a folder with `outputs` outputs, for examples of a shape: [tokens], or an image.
 
+    With `per_token` it has so many outputs for each token.
     The module returns its outputs under the name "logits". Weights that the folder lacks, as a new head's, are drawn
     from the seed; the module's `without_weights` names them, and `padding` is the token of padding, or None. Raises
     InputError for a folder without weights in safetensors files, or with code of its own.
@@ -36,7 +39,8 @@ def load_folder(path: str | os.PathLike[str], shape: Sequence[int], outputs: int
     config = _checked_config(folder)
     transformers = _imported()
     images = len(shape) == 3
-    loader = transformers.AutoModelForImageClassification if images else transformers.AutoModelForSequenceClassification
+    kind = "Image" if images else "Token" if per_token else "Sequence"
+    loader = getattr(transformers, f"AutoModelFor{kind}Classification")
     try:
         with _quiet(transformers):
             model, report = loader.from_pretrained(
@@ -57,6 +61,7 @@ def load_folder(path: str | os.PathLike[str], shape: Sequence[int], outputs: int
             f"The folder '{path}' has no weights of a {type(model).__name__}. Give the model's own folder."
         )
     model.without_weights = tuple(name for name in names if name in missing)
+    model.per_token = per_token
     model.padding = getattr(model.config, "pad_token_id", None)
     _draw(model, seed)
     return model

@@ -33,9 +33,12 @@ def select_output(returned: Any, place: Place | None) -> Tensor:
         )
     listed = ", ".join(f"{name!r} ({_described(part)})" for name, part in [*parts.items()][:12])
     problem = "one tensor of outputs, a row per example, is needed" if place is None else f"no tensor is at {place!r}"
-    example = next((name for name, part in parts.items() if isinstance(part, Tensor)), None)
-    example = "logits" if isinstance(parts.get("logits"), Tensor) else example
+    tensors = [name for name, part in parts.items() if isinstance(part, Tensor)]
+    example = "logits" if "logits" in tensors else tensors[0] if len(tensors) == 1 else None
     remedy = "" if example is None else f' Name it: model_options={{"output": {example!r}}}, or --set {_KEY}={example}.'
+    if tensors and example is None:
+        either = " or ".join(map(repr, tensors[:12]))
+        remedy = f' Name it: model_options={{"output": PLACE}}, or --set {_KEY}=PLACE, where PLACE is {either}.'
     raise InputError(f"The model returns a {type(returned).__name__} of {listed}; {problem}.{remedy or _ALONE}")
 
 

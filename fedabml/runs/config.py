@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ..algorithms import REGISTRY, make
-from ..arguments import MOST
+from ..arguments import MOST, split_words
 from ..data.catalogue import SOURCES
 from ..engine import backends
 from ..errors import InputError, nearest, quoted, shortened
@@ -381,7 +381,7 @@ class RunConfig:
                 "with --target-column."
             )
         columns: Table = {"path": self.data, "client": self.client_column, "target": self.target_column}
-        columns |= {"drop": _words(self.drop_columns), "dates": _words(self.date_columns)}
+        columns |= {"drop": split_words(self.drop_columns), "dates": split_words(self.date_columns)}
         return columns | {"id": self.id_column, "split_by": self.split_by}
 
     def algorithm_object(self) -> Algorithm:
@@ -403,11 +403,6 @@ class RunConfig:
         values = {name: getattr(self, name) for name in _TRAIN_KEYS}
         defaults = [name for name in ("train", "lora_rank", "specificity") if values[name] is None]
         return {name: v for name, v in values.items() if name not in defaults} | {"likelihood": likelihood}
-
-
-def _words(text: str | None) -> list[str]:
-    """Return the words of a list such as `a, b,c`."""
-    return [word.strip() for word in (text or "").split(",") if word.strip()]
 
 
 def stored(content: Mapping[str, Any]) -> Table:

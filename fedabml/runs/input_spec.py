@@ -17,8 +17,8 @@ from torch import Tensor
 from .. import likelihoods
 from ..data import Federation, TableRecipe
 from ..data.arrays import as_features, as_numpy, as_targets, check_finite
-from ..data.client_datasets import pad_labels, pad_tokens
-from ..data.encode import targets
+from ..data.client_datasets import check_steps, pad_labels, pad_tokens
+from ..data.encode import clients_of, targets
 from ..data.frames import as_frame
 from ..data.images import ImageRecipe
 from ..data.recipe import as_text
@@ -225,9 +225,13 @@ class InputSpec:
         return raw.astype(np.int64)
 
     def samples(self, x: Any, y: Any, encoded: bool = False, end: str = "") -> tuple[np.ndarray, np.ndarray]:
-        """Return checked inputs and targets; a table may contain `y`. `end` is added to the names x and y in errors."""
+        """Return checked inputs and targets; a table may contain `y`, and has rows of one client.
+
+        `end` is added to the names x and y in errors.
+        """
         frame = self.table(x, encoded)
         if frame is not None and self.recipe is not None:
+            self._refuse_several_clients(frame)
             outputs = targets(frame, self.recipe, y)
             return self.inputs(frame), self._in_domain(outputs, f"The column '{self.recipe.target}'")
         if self.images and isinstance(x, str | os.PathLike):
@@ -236,10 +240,23 @@ class InputSpec:
             x, y = self.images.site(x)["train"]
         if y is None:
             raise InputError("There is no y. Give the targets of the inputs.")
+        lists = isinstance(x, list | tuple) and isinstance(y, list | tuple)
+        if lists and self.task == "sequence" and padding_of(self.network) is not None:
+            check_steps(x, y, f"x{end}")
         inputs, outputs = self.inputs(x, f"x{end}", encoded=True), self.targets(y, f"y{end}")
         if len(inputs) != len(outputs):
             raise InputError(f"x{end} has {len(inputs)} rows, y{end} has {len(outputs)}. Give one y for each row of x.")
         return inputs, self._in_domain(outputs, f"y{end}")
+
+    def _refuse_several_clients(self, frame: Any) -> None:
+        """Refuse a table with rows of more than one client, which would be pooled in one posterior."""
+        name = self.recipe.client if self.recipe else ""
+        clients = len(clients_of(frame[name].dropna())[0]) if name in frame else 1
+        if clients > 1:
+            raise InputError(
+                f"The table has rows of {clients} clients in its column '{name}', but a posterior belongs to one "
+                f"client. Give each client its own table: in Python frame[frame['{name}'] == NAME]."
+            )
 
     def _in_domain(self, y: np.ndarray, subject: str) -> np.ndarray:
         """Return targets; refuse those that the prior's transform cannot have."""

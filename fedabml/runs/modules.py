@@ -25,7 +25,7 @@ from ..data import Federation
 from ..errors import InputError
 from ..files.sealed import group, prefixed
 from ..files.user_code import UserCode
-from ..likelihoods import Likelihood
+from ..likelihoods import Likelihood, StepCategorical
 from ..models.adapters import Adapter, materialised
 from ..models.huggingface import load_folder
 from ..vectors import LIKELIHOOD, Network
@@ -33,6 +33,7 @@ from ..vectors import LIKELIHOOD, Network
 log = logging.getLogger("fedabml")
 
 Model = nn.Module | str | os.PathLike[str]
+NO_TOKEN = -1  # the number of padding where no token is padding
 COMMON = {"output", "padding", "head", "lora_alpha"}  # the options of every model
 
 
@@ -76,7 +77,8 @@ def make_network(
     own = {name: value for name, value in (options or {}).items() if name not in COMMON}
     adapter = Adapter(train, lora_rank, alpha, head)
     if isinstance(model, str) and models.is_folder(model):
-        module, source = _from_folder(model, shape, outputs, seed, own)
+        per_token = isinstance(likelihood, StepCategorical) and shape == [likelihood.steps]
+        module, source = _from_folder(model, shape, likelihood, seed, own, per_token)
         if names := module.without_weights:
             note = f"'{source}' has no weights for {', '.join(map(str, names))}: these start at random numbers."
     elif isinstance(model, str):
@@ -90,15 +92,27 @@ def make_network(
         module = models.with_weights(module, pretrained)
     if padding is None:
         padding = getattr(fed, "padding", None)
+    own_padding = getattr(getattr(module, "config", None), "pad_token_id", None)
+    if padding is not None and own_padding not in (None, padding):
+        raise InputError(
+            f"The sequences are filled up with the token {padding}, but the model's configuration has another token of "
+            f"padding, pad_token_id {own_padding}. Make the federation with padding={own_padding}."
+        )
     network = _network(module, shape, likelihood, adapter, output, padding, seed=seed)
+    if getattr(getattr(network.module, "config", None), "pad_token_id", None) == NO_TOKEN:
+        whole = "The model's configuration names no token of padding, so every token counts."
+        note = f"{note} {whole} If one is padding, name it: --set model_options.padding=0.".strip()
     return Made(network, spec, Origin(adapter, source, seed), note)
 
 
-def _from_folder(path: Any, shape: list[int], outputs: int, seed: int, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return the classifier in a folder, and the folder's name."""
+def _from_folder(
+    path: Any, shape: list[int], likelihood: Likelihood, seed: int, options: Mapping[str, Any], per_token: bool
+) -> tuple[Any, str]:
+    """Return the classifier in a folder, of each token or of the whole input, and the folder's name."""
     for name in options:
         raise InputError(f"A Hugging Face folder has no option '{name}' (model_options). It has {_listed(COMMON)}.")
-    return load_folder(path, shape, outputs, seed), Path(os.path.realpath(path)).name
+    outputs = likelihood.classes if per_token and isinstance(likelihood, StepCategorical) else likelihood.outputs
+    return load_folder(path, shape, outputs, seed, per_token), Path(os.path.realpath(path)).name
 
 
 def _network(
@@ -116,7 +130,11 @@ def _network(
         output = "logits" if output is None else output
         padding = module.padding if padding is None else padding  # type: ignore[assignment]
     module = adapter.apply(materialised(module, shape, seed), seed, head or ())
-    return Network(module, likelihood.entries, output, padding)
+    network = Network(module, likelihood.entries, output, padding)
+    config = getattr(network.module, "config", None)  # of this copy
+    if getattr(config, "pad_token_id", 0) is None:  # a classifier of the last token must know which is padding
+        config.pad_token_id = NO_TOKEN if padding is None else padding  # type: ignore[union-attr]
+    return network
 
 
 def _common_options(options: Mapping[str, Any]) -> tuple[str | int | None, int | None, str, float]:
@@ -155,7 +173,7 @@ def pack_network(network: Network, origin: Origin) -> tuple[dict[str, Tensor], d
         body = {"body": body_digest(network), "seed": origin.seed} if origin.has_own_body else {}
         metadata["adapter"] = dataclasses.asdict(origin.adapter) | body
     named = {"tokens": network.tokens or None, "output": network.output, "padding": network.pad}
-    named["source"] = origin.source or None
+    named |= {"source": origin.source or None, "per_token": getattr(network.module, "per_token", None) or None}
     metadata |= {name: value for name, value in named.items() if value is not None}
     return {} if origin.has_own_body else prefixed("constant", network.constants), metadata
 
@@ -185,7 +203,7 @@ def unpack_network(
     elif isinstance(model, nn.Module):
         module = model
     else:
-        module, model_name = _from_folder(model, shape, likelihood.outputs, seed, {})
+        module, model_name = _from_folder(model, shape, likelihood, seed, {}, metadata.get("per_token") is True)
     names = [str(name) for name, _ in metadata["layout"] if name != LIKELIHOOD]
     output, padding, _, _ = _common_options(metadata)
     network = _network(module, shape, likelihood, adapter, output, padding, adapter.head_of(names), seed)

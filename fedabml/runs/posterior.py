@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from ..gaussian import Distribution
 from ..models.adapters import merged
 from ..vectors import Network
 from .input_spec import FORMATS, Inputs, InputSpec
+from .outputs import output_columns
 from .tokens import padding_of
 from .trust import Trust, flagged
 
@@ -97,14 +99,16 @@ class Posterior:
         """Predict by averaging over weight samples (0: the posterior mean, in one pass), with uncertainty.
 
         If the prior was trained on a table, `x` is one, as for `personalize`, and `decode()` names the classes. The
-        prediction's `ids` are those of the column `id`, by default the one that training or `personalize` named.
+        prediction's `ids` are those of the column `id`, by default the one that training or `personalize` named. Its
+        `frame()` is a DataFrame with the columns of `fedabml predict`.
         """
         samples = self.samples if samples is None else sample_count(samples)
         spec = self.input_spec.with_id(id)
         frame = spec.table(x, encoded)
         ids = spec.ids(frame, needed=id is not None)
         read = self.read(x if frame is None else frame, encoded)
-        return dataclasses.replace(self.predict_inputs(read, samples, seed, device), ids=ids)
+        p = self.predict_inputs(read, samples, seed, device)
+        return dataclasses.replace(p, ids=ids, named=partial(output_columns, input_spec=spec))
 
     def read(self, x: Any, encoded: bool = False) -> Inputs:
         """Check and encode inputs, as the first half of `predict`; the inputs of several callers can be joined."""

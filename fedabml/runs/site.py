@@ -29,6 +29,7 @@ from ..evaluation.decisions import RESAMPLES, auroc, base_rate, base_regression,
 from ..evaluation.measures import FEW_OF_CLASS, positive_class
 from ..evaluation.predictions import Prediction, Regression
 from ..evaluation.structured import MultiPrediction
+from ..files.sheets import html_card
 from .outputs import class_names
 from .posterior import Posterior
 from .prior import Prior, rows_digest
@@ -68,6 +69,15 @@ class SiteReport:
     base: dict[str, float] = field(default_factory=dict)
     positive: str = ""  # the positive class of two, as `measures.positive_class` names it
 
+    def __repr__(self) -> str:
+        return self.sentence
+
+    def _repr_html_(self) -> str:
+        """Show a notebook the table of all scores."""
+        head, rows = self.table()
+        records = [dict(zip(["model", *head[1:]], row, strict=True)) for row in rows]
+        return html_card("Which model serves this site best?", {"result": self.sentence}, records)
+
     @property
     def best(self) -> str:
         """The model with the lowest NLL: posterior, prior or alone."""
@@ -93,7 +103,7 @@ class SiteReport:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the head and the rows of a table of all scores, a row per model."""
-        measures = list(self.scores[self.best])
+        measures = list(self.scores.get(self.best, {}))
         rows = [[NAMES[name], *(str(scores[m]) for m in measures)] for name, scores in self.scores.items() if scores]
         if self.base:
             base = (self.base.get(measure, math.nan) for measure in measures)

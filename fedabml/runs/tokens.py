@@ -10,7 +10,6 @@ Sequences of different lengths are filled up with the federation's `padding`. A 
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..data import Federation
 from ..errors import InputError
-from ..vectors import Network
+from ..vectors import Network, mask_parameter
 
 CHUNK = 1 << 16  # samples checked at once
 MOST_ROWS = 1 << 10  # rows that a model is tried on at once
@@ -42,6 +41,10 @@ def take_tokens(fed: Federation, network: Network) -> tuple[Federation, Network,
     raw = torch.as_tensor(fed.x[fed.train[0][:2]].astype(np.float32))
     if layer is None or not _looks_up(network, raw):
         if fed.padding is not None:
+            failed = _call(network, raw.long())
+            if failed is not None and _call(network, raw) is not None:
+                reason = str(failed).split("\n")[0] or type(failed).__name__
+                raise InputError(f"The model cannot take the federation's sequences of {raw.shape[1]} tokens: {reason}")
             raise InputError(
                 f"The federation's sequences are filled up with the token {fed.padding}, but the model looks no inputs "
                 "up in an embedding. Give a model with an nn.Embedding, or inputs of one length without padding."
@@ -126,7 +129,7 @@ def padding_of(network: Network) -> int | None:
 
 def takes_mask(module: nn.Module) -> bool:
     """Return whether a module's `forward` has a parameter `attention_mask`."""
-    return "attention_mask" in inspect.signature(module.forward).parameters
+    return mask_parameter(module) is not None
 
 
 def _owner(fed: Federation, sample: int) -> str:
@@ -190,10 +193,7 @@ def _call(network: Network, x: Tensor) -> Exception | None:
     """Call the module, and return the error that it raises, or None."""
     try:
         with torch.no_grad():
-            pad, options = padding_of(network), {}
-            if pad is not None and takes_mask(network.module):
-                options["attention_mask"] = (x != pad).long()
-            network.module.eval()(x, **options)
+            network.module.eval()(x, **network.mask_of(x))
     except Exception as error:  # modules fail in many ways
         return error
     return None

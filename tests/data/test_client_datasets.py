@@ -122,6 +122,18 @@ PAIRS = [(np.zeros(2), 0), (np.ones(2), 1)]
         ({"a": PAIRS}, {"test": {"b": PAIRS}}, "test data of 'b', but no training data"),
         ({"a": PAIRS[:1]}, {}, "client 'a' .* has 1 training sample"),
         ({"a": [(np.zeros(2), [0, 1]), (np.zeros(2), 1)]}, {}, "targets have different shapes"),
+        (
+            {"a": [([1, 2, 3, 4], [0, 1, 0, 1]), ([1, 2], [0, 1, 1, 1])]},
+            {"padding": 0, "task": "sequence"},
+            "train data: sequence 1 has 2 tokens and 4 labels",
+        ),
+        ({"a": {"train": PAIRS, "test": PAIRS}}, {"test": {"a": PAIRS}}, r"'a' has test data in its own .* test=, too"),
+        ({"a": {"train": PAIRS, "validation": PAIRS}}, {"val": {"a": PAIRS}}, "'a' has validation data in its own"),
+        (
+            {"a": Table(ids=[[1, 2, 3], [4, 5]], token_type_ids=[[0, 0, 0], [0, 1]], label=[0, 1])},
+            {"x": "ids", "y": "label", "padding": 0},
+            "item 1: its token_type_ids are not all 0",
+        ),
     ],
 )
 def test_what_is_no_dataset_of_pairs_is_refused_by_name(sites, words, says):

@@ -27,7 +27,7 @@ def read(frame, **options):
 
 
 def test_the_parts_of_a_date_by_hand():
-    values = parse_dates(pd.Series(["2024-07-02T00:00", None, "1969-12-31T18:00:00Z", "2023-01-01 06:30"]), "c")
+    values = parse_dates(pd.Series(["2024-07-02T00:00", None, "1969-12-31T18:00:00", "2023-01-01 06:30"]), "c")
     parts = clock(values)
     np.testing.assert_allclose(parts["year"][[0, 3]], [2024 + 183 / 366, 2023 + 6.5 / 24 / 365])
     assert parts["month"][[0, 2, 3]].tolist() == [6, 11, 0]
@@ -166,3 +166,26 @@ def test_a_date_may_split_and_be_learned_from():
 def test_of_rows_at_the_same_time_the_later_one_is_newer():
     fed = read(table(admitted="2024-01-01"), split_by="admitted", test_share=0.1)
     assert [fed.test[i].tolist() for i in range(3)] == [[54, 57], [55, 58], [56, 59]]
+
+
+def test_rows_are_ordered_in_utc_and_learned_by_the_clock_at_the_place():
+    texts = ["2020-01-01T00:30+14:00", "2020-01-01T00:00-10:00"]  # the first one is a day earlier
+    column = pd.Series(texts)
+    assert [str(day) for day in parse_dates(column, "c")] == ["2020-01-01T00:30:00", "2020-01-01T00:00:00"]
+    assert [str(day) for day in parse_dates(column, "c", utc=True)] == ["2019-12-31T10:30:00", "2020-01-01T10:00:00"]
+    aware = pd.Series(pd.to_datetime(["2024-07-01 12:00"])).dt.tz_localize("Europe/Berlin")
+    assert str(parse_dates(aware, "c", utc=True)[0]) == "2024-07-01T10:00:00"
+    fed = read(table(admitted=[texts[i % 2] for i in range(60)]), split_by="admitted", test_share=0.5)
+    assert set(fed.test.index % 2) == {1}
+    for mixed, says in (("2020-01-01T00:00Z", "in UTC"), ("2020-01-01T00:00", "without a zone")):
+        with pytest.raises(InputError, match=f"'c' mixes .*{says}"):
+            parse_dates(pd.Series([texts[0], mixed]), "c")
+
+
+def test_numbers_of_dates_are_dates_where_a_flag_names_them():
+    days = pd.date_range("2023-01-01", periods=60, freq="9D")
+    numbers = days.strftime("%Y%m%d").astype(int)
+    np.testing.assert_array_equal(read(table(admitted=numbers), dates="admitted").x, read(table(), dates="admitted").x)
+    notes = read(table(admitted=numbers)).manifest["notes"]
+    assert len(notes) == 1 and "'admitted' looks like dates, such as 20230101, but is used as a number" in notes[0]
+    assert "notes" not in read(table(admitted=np.arange(60) % 7 + 20230199)).manifest

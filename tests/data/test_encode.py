@@ -60,6 +60,7 @@ rng = np.random.default_rng(1)
         (np.arange(120) // 3, True),  # numbered within each client
         (np.cumsum(rng.integers(1, 9, 120)), True),  # rising, with holes
         (rng.choice(np.arange(10_000_000, 99_999_999), 120, replace=False), True),
+        (np.append(rng.choice(np.arange(100_000, 99_999_999), 119, replace=False), 12_345), True),  # 5 to 8 digits
         ([f"p{i}" for i in range(120)], True),
         ([f"p{i // 2}" for i in range(120)], False),
         (rng.integers(20, 90, 120), False),
@@ -127,6 +128,18 @@ def test_leading_zeros_of_an_id_are_kept(tmp_path):
         run.prior.personalize(renamed, id="patient")
 
 
+def test_a_table_of_several_clients_makes_no_single_posterior(tmp_path):
+    table = frame()
+    fed = read(table)
+    prior = fedabml.train(fed, "mlr", rounds=1, participation=1.0, epochs=1, device="cpu", evaluate=False).prior
+    table.to_csv(tmp_path / "all.csv", index=False)
+    for learn in (prior.personalize, lambda rows: fedabml.compare_at_site(prior, rows)):
+        for rows in (table, tmp_path / "all.csv"):
+            with pytest.raises(InputError, match=r"rows of \d+ clients in its column 'site'.*frame\['site'\] == NAME"):
+                learn(rows)
+    prior.personalize(table[table.site == "s1"], epochs=1)
+
+
 def wards(values):
     """A table of two sites whose column `ward` has these values in turn."""
     pd = pytest.importorskip("pandas")
@@ -166,3 +179,28 @@ def test_numbers_that_were_words_in_a_frame_are_found_in_a_file(tmp_path, values
         assert (features(tmp_path / "new.csv", recipe)[:, recipe.feature_names.index(name)] == 1).all()
     x = features(table, recipe)
     assert not x[:, recipe.feature_names.index("ward=other")].any()
+
+
+def test_an_index_with_a_name_is_a_column(tmp_path):
+    table = frame(patient=[f"p{i}" for i in range(120)])
+    fed = read(table.set_index("patient"), id="patient")
+    assert fed.hash == read(table, id="patient").hash
+    table.set_index("patient").to_parquet(tmp_path / "t.parquet")
+    assert read(tmp_path / "t.parquet", id="patient").hash == fed.hash
+    with pytest.raises(InputError, match="an index and a column called 'patient'"):
+        read(table.set_index("patient", drop=False))
+
+
+def test_percentages_durations_and_days_are_refused_with_the_way_out():
+    for column, says in (
+        ([f"{i % 90}%" for i in range(120)], r"holds percentages, such as '0%'.*without the sign"),
+        (pd.to_timedelta(np.arange(120), unit="D"), r"holds durations.*pandas.Timedelta\(hours=1\)"),
+        (pd.date_range("2020-01-01", periods=120).date, r"holds dates, such as '2020-01-01'.*--date-columns"),
+    ):
+        with pytest.raises(InputError, match=f"Column 'x' {says}"):
+            read(frame(x=column))
+
+
+def test_an_identifier_is_quoted_for_the_shell():
+    (note,) = read(frame(**{"Unnamed: 0": np.arange(120)})).manifest["notes"]
+    assert "--id-column 'Unnamed: 0' " in note

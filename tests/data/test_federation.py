@@ -112,6 +112,35 @@ def test_labels_of_a_float_type_are_neither_classes_nor_measurements_silently(y)
         Federation.from_owners(x.astype(np.float32), y, np.zeros(6, int))
 
 
+def test_classes_at_one_client_and_measurements_at_another_are_refused():
+    x, y = client()
+    fractions = y + np.linspace(0, 0.5, len(y))
+    with pytest.raises(InputError, match=r"client 'client-1'.*int64.*client 'client-0'.*float64.*task='regression'"):
+        Federation.from_arrays([(x, fractions), (x, y)])
+    assert Federation.from_arrays([(x, fractions), (x, y)], task="regression").classes == 0
+    assert Federation.from_arrays([(x, y), (x, y)], [([], []), (x, y)]).classes == 3  # no labels have no type
+
+
+def test_values_that_float32_would_merge_are_refused():
+    """An offset far above the deviation: 240 values of 1e6 ± 1e-3 are 1 in float32."""
+    g = np.random.default_rng(0)
+    x, y, small = g.normal(size=(40, 2)), np.arange(40) % 2, np.array([1.0, 1e-3])
+    with pytest.raises(InputError, match=r"client 'client-1'.*rounds feature 1 by up to 0\.\d+.*Subtract an offset"):
+        Federation.from_arrays([(x * [1, 0] + np.array([0, 1e6]), y), (x * small + np.array([0, 1e6]), y)])
+    Federation.from_arrays([(x + np.array([0, 1e3]), y), (np.full_like(x, 0.1), y)])
+    Federation.from_arrays([(np.full_like(x, 0.1), y)])  # a constant loses nothing
+    seconds = 1_700_000_000 + g.integers(0, 60, (40, 1))
+    with pytest.raises(InputError, match="rounds feature 0"):
+        Federation.from_arrays([(seconds, y)])
+    far = 1e9 + x[:, 0]
+    for read in (
+        lambda: Federation.from_arrays([(x, far)]),
+        lambda: Federation.from_owners(x.astype(np.float32), far, y),
+    ):
+        with pytest.raises(InputError, match="rounds target 0"):
+            read()
+
+
 def test_masked_values_are_refused_and_a_mask_without_any_is_not():
     x, y = client()
     x = x.astype(np.float32)

@@ -140,17 +140,40 @@ def test_hidden_files_are_left_alone_and_missing_images_are_named(folder, tmp_pa
 def test_one_class_another_task_and_a_stray_size_are_refused(tmp_path, folder):
     for i in range(2):
         save(tmp_path / "one" / "site" / "cat" / f"{i}.png", picture(i))
-    np.savez(tmp_path / "c.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1])
+    (tmp_path / "npz").mkdir()
+    np.savez(tmp_path / "npz" / "c.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1])
     from_folder = fedabml.Federation.from_folder
     for call, says in (
         (lambda: from_folder(tmp_path / "one"), "All images are of the class 'cat'"),
         (lambda: from_folder(folder, task="regression"), "the task is classification"),
         (lambda: from_folder(folder, image_size=0), "image_size must be a whole number"),
         (lambda: from_folder(folder, image_size=10**6), "at most 4096 pixels"),
-        (lambda: from_folder(tmp_path, image_size=8), "image_size has nothing to resize"),
+        (lambda: from_folder(tmp_path / "npz", image_size=8), "image_size has nothing to resize"),
     ):
         with pytest.raises(InputError, match=says):
             call()
+
+
+@pytest.mark.parametrize("name", ["labels.csv", "stray.png", "site D.npz"])
+def test_what_stands_beside_the_clients_of_a_folder_is_never_left_out(folder, name):
+    np.savez(folder.parent / "some.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1])
+    (folder.parent / "some.npz").rename(folder / name)
+    with pytest.raises(InputError, match=rf"'.*{'site A' if name.endswith('npz') else name}' is no .*elsewhere"):
+        fedabml.Federation.from_folder(folder)
+
+
+def test_what_stands_beside_files_of_clients_is_never_left_out(tmp_path):
+    np.savez(tmp_path / "a.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1])
+    assert fedabml.Federation.from_folder(tmp_path).clients == 1
+    np.save(tmp_path / "e.npy", np.zeros(3))
+    with pytest.raises(InputError, match=r"e.npy' is no .npz file"):
+        fedabml.Federation.from_folder(tmp_path)
+
+
+def test_a_class_of_test_images_alone_is_refused(folder):
+    (folder / "site B" / "test" / "dog").rename(folder / "site B" / "test" / "Dog")
+    with pytest.raises(InputError, match=r"test image of the class 'Dog', of which no client.*Did you mean 'dog'"):
+        fedabml.Federation.from_folder(folder)
 
 
 def test_without_pillow_the_extra_is_named(folder, monkeypatch):

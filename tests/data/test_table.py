@@ -179,7 +179,7 @@ def test_refused_columns(tmp_path):
         read(tmp_path, frame()[["site", "ill"]])
     for values in (pd.date_range("2020-01-01", periods=60), pd.timedelta_range("1h", periods=60)):
         path = write(tmp_path / "t.parquet", frame().assign(age=values))
-        with pytest.raises(InputError, match="dates or times"):
+        with pytest.raises(InputError, match=r"holds (dates or times|durations)"):
             read_table(path, client="site", target="ill")
     path = write(tmp_path / "t.parquet", frame().assign(age=[[1, 2]] * 60))
     with pytest.raises(InputError, match="neither numbers nor words"):
@@ -416,3 +416,10 @@ def test_the_surplus_of_a_wide_table_takes_one_pass(monkeypatch):
     extra = [f"extra {i}" for i in range(50)]
     assert recipe.surplus(["age", "site", *extra, "ill", "id"]) == extra
     assert len(gathered) == 1
+
+
+def test_a_target_that_float32_would_merge_is_refused():
+    noise = np.random.default_rng(0).normal(size=60)
+    assert read_table(frame().assign(ill=1e4 + noise), client="site", target="ill").task == "regression"
+    with pytest.raises(InputError, match=r"column 'ill': float32.*rounds target 0.*Subtract an offset"):
+        read_table(frame().assign(ill=1e9 + noise), client="site", target="ill")

@@ -139,3 +139,52 @@ def test_what_does_not_fit_is_refused():
         fedabml.inspect_table(frame(), client="sit", target="ill")
     with pytest.raises(InputError, match="'ill' has no value in row 1"):
         fedabml.inspect_table(frame(ill=[None] + ["a"] * (N - 1)), client="site", target="ill")
+
+
+def test_dates_that_only_some_classes_have_are_a_leak():
+    """Only survivors have a date of discharge: no value of it is known before the target."""
+    days = pd.Series(pd.Timestamp("2024-01-01") + pd.to_timedelta(np.random.default_rng(1).integers(0, 6e7, N), "s"))
+    found = warnings(frame(x=days.where(~ILL).dt.strftime("%Y-%m-%dT%H:%M:%S")), dates="x")
+    assert len(found) == 1 and "Whether 'x' has a value nearly predicts 'ill'" in found[0]
+    late = days + pd.to_timedelta(np.where(ILL, 4000, 0), "D")
+    found = warnings(frame(x=late), dates="x")
+    assert len(found) == 1 and "Column 'x' alone nearly predicts 'ill' (AUROC" in found[0]
+    assert warnings(frame(x=days), dates="x") == ()
+
+
+def test_what_training_would_refuse_of_the_target_is_a_warning():
+    (found,) = warnings(frame(ill=ILL.astype(float)))
+    assert "are they classes or measurements?" in found
+    assert warnings(frame(ill=ILL.astype(float)), task="classification") == ()
+    assert any("nothing to learn" in text for text in warnings(frame(ill=np.full(N, "no"))))
+
+
+def test_classes_that_differ_by_blanks_or_capitals_are_named():
+    words = np.where(ILL, np.where(np.arange(N) % 5, "yes", "Yes "), "no")
+    (found,) = warnings(frame(ill=words))
+    assert "has the values 'Yes ' and 'yes', which differ only by blanks or capitals" in found
+    fed = fedabml.Federation.from_frame(frame(ill=words), client="site", target="ill", id="case")
+    assert found in fed.manifest["notes"]
+
+
+def test_rows_that_one_client_has_twice_are_named():
+    table = frame()
+    again = table[table.site == "s1"][:30].assign(case=[f"q{i}" for i in range(30)])
+    (found,) = warnings(pd.concat([table, again]))
+    assert "60 rows are identical to another one of the same client: 's1' (60). One may train and the other" in found
+    few = pd.DataFrame({"site": table.site, "case": table.case, "sex": table.sex, "ill": table.ill})
+    assert warnings(few) == ()  # four different rows: chance explains them
+
+
+def test_numbers_that_look_like_dates_are_named():
+    days = pd.Series(pd.date_range("2015-01-01", periods=N)).dt.strftime("%Y%m%d").astype(int)
+    (found,) = warnings(frame(day=days))
+    assert "'day' looks like dates, such as 20150101" in found and "--date-columns day" in found
+    assert warnings(frame(day=days), dates="day") == ()
+
+
+def test_a_column_whose_name_a_shell_or_a_list_would_split_is_quoted():
+    from fedabml.arguments import split_words
+
+    (found,) = warnings(frame(**{"a, b": np.where(ILL, "y", "n")}))
+    assert """--drop-columns '"a, b"')""" in found and split_words('"a, b",c') == ["a, b", "c"]

@@ -12,7 +12,7 @@ from fedabml import algorithms, models
 from fedabml.algorithms import REGISTRY
 from fedabml.errors import InputError
 from fedabml.experiments.functions import _algorithm
-from fedabml.files.user_code import code_of_class, read_user_code
+from fedabml.files.user_code import code_of_class, read_user_code, refuse_other_code
 
 FILE = """
 from __future__ import annotations
@@ -233,3 +233,13 @@ def test_a_module_of_ones_own_still_needs_itself(tmp_path):
     fedabml.train(fed, net, fedabml.FedAvg(personal_epochs=1), **QUICK, out=tmp_path / "run")
     with pytest.raises(InputError, match="your own module"):
         fedabml.load_prior(tmp_path / "run" / "shared.safetensors")
+
+
+def test_a_file_named_by_path_and_imported_is_one_origin(file, monkeypatch):
+    monkeypatch.syspath_prepend(file.parent)
+    import mine
+
+    registered = read_user_code(f"{file}:Damped")
+    refuse_other_code(code_of_class(mine.Damped), registered)
+    assert code_of_class(mine.Damped).origin == registered.origin
+    sys.modules.pop("mine")

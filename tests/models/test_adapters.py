@@ -89,3 +89,8 @@ def test_a_prior_is_loaded_whose_frozen_lazy_layer_was_drawn_from_another_seed(t
     assert torch.equal(body, drawn)
     again = fedabml.load_prior(prior.save(tmp_path / "again.safetensors"), model=lazy)
     assert again.input_spec.origin.seed == 3
+
+
+def test_lazy_batchnorm_is_refused_by_name():
+    with pytest.raises(InputError, match=r"layer '1' is a LazyBatchNorm1d.*nn.GroupNorm"):
+        materialised(nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d()), [3])

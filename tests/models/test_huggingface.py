@@ -15,6 +15,7 @@ from fedabml.vectors import Network
 from tests.cli import command
 
 QUICK = {"rounds": 1, "participation": 1.0, "epochs": 1, "device": "cpu", "backend": "loop", "evaluate": False}
+READY = {name: value for name, value in QUICK.items() if name != "evaluate"}
 TOKENS = 6
 
 
@@ -153,3 +154,57 @@ def test_pickled_weights_and_code_are_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "bert", "auto_map": {}}')
     with pytest.raises(InputError, match="Python code of its own"):
         load_folder(tmp_path, [TOKENS], 2)
+
+
+def save_gpt2(folder, **words):
+    """Save a classifier that reads the last token which is not padding."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=12, n_embd=8, n_layer=1, n_head=2, n_positions=8, num_labels=2, bos_token_id=1, eos_token_id=1,
+        **words,
+    )  # fmt: skip
+    transformers.GPT2ForSequenceClassification(config).save_pretrained(folder)
+    return str(folder)
+
+
+def padded(length=5, task=None):
+    """Return a federation of sequences with 2 to `length` tokens; for the task sequence each token has a label."""
+    g = np.random.default_rng(0)
+
+    def site():
+        texts = [g.integers(1, 11, 2 + i % (length - 1)) for i in range(10)]
+        return [(text, text % 3 if task else i % 2) for i, text in enumerate(texts)]
+
+    return fedabml.Federation.from_datasets({"a": site(), "b": site()}, padding=0, task=task)
+
+
+def test_padding_is_that_of_the_model(tmp_path):
+    fed = padded()
+    with pytest.raises(InputError, match=r"the token 0, but .* pad_token_id 11. Make the federation with padding=11"):
+        fedabml.prepare(fed, save_gpt2(tmp_path / "eleven", pad_token_id=11), train="head", **READY)
+    network = fedabml.prepare(fed, save_gpt2(tmp_path / "none"), train="head", **READY).input_spec.network
+    text = torch.tensor([[3, 4, 5, 0, 0]])
+    expected = network.module.eval()(text[:, :3]).logits
+    torch.testing.assert_close(network(network.initial, text), expected, rtol=1e-4, atol=1e-5)
+    setup = fedabml.prepare(federation(), str(tmp_path / "none"), train="head", **READY)
+    assert any("names no token of padding, so every token counts" in note for note in setup.notes)
+
+
+def test_a_classifier_of_tokens_keeps_its_head(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.BertConfig(**sizes, intermediate_size=16, max_position_embeddings=8, num_labels=3)
+    model = transformers.BertForTokenClassification(config)
+    model.save_pretrained(tmp_path / "tagger")
+    run = fedabml.train(padded(task="sequence"), str(tmp_path / "tagger"), train="head", **QUICK)
+    network = run.prior.input_spec.network
+    assert torch.equal(network.initial, network.layout.flatten(dict(model.classifier.named_parameters("classifier"))))
+    prior = fedabml.load_prior(run.prior.save(tmp_path / "prior.safetensors"), model=str(tmp_path / "tagger"))
+    assert prior.input_spec.network.layout == network.layout
+
+
+def test_sequences_that_are_too_long_for_the_model_are_not_called_without_embedding(folder):
+    with pytest.raises(InputError, match=r"cannot take the federation's sequences of 11 tokens: .*\(8\)"):
+        fedabml.prepare(padded(12), folder, train="head", **READY)

@@ -43,7 +43,7 @@ def test_the_tensor_at_a_place_is_found(returned, place):
 @pytest.mark.parametrize(
     ("returned", "place", "words"),
     [
-        ((HIDDEN, LOGITS), None, ["tuple of 0 (shape (4, 7)), 1 (shape (4, 2))", '"output": 0']),
+        ((HIDDEN, LOGITS), None, ["tuple of 0 (shape (4, 7)), 1 (shape (4, 2))", '"output": PLACE', "is 0 or 1"]),
         ({"h": HIDDEN, "logits": LOGITS, "n": 3}, None, ["'h' (shape (4, 7))", "'n' (a int)", "output=logits"]),
         ({"h": HIDDEN}, "logits", ["'h'", "no tensor is at 'logits'"]),
         (Output(LOGITS), "hidden", ["'hidden' (a NoneType)", "no tensor is at 'hidden'"]),

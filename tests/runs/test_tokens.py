@@ -256,6 +256,8 @@ def test_labels_of_padded_steps_count_nowhere():
     words, labels = zip(*steps(2)["site 0"], strict=True)
     p = run.prior.personalize(list(words), list(labels)).predict(list(words))
     assert p.label.shape == (12, LENGTH)
+    with pytest.raises(InputError, match=r"sequence 0 has \d tokens and 1 labels"):
+        run.prior.personalize(list(words), [[0], *labels[1:]])
 
 
 @MASKED
@@ -280,3 +282,13 @@ def test_padding_needs_a_model_that_looks_tokens_up():
     with pytest.raises(InputError, match="filled up with the token 0, but the model looks no inputs up"):
         fedabml.prepare(fed, "mlp")
     assert any("takes no attention_mask" in note for note in fedabml.prepare(fed, Bag()).notes)
+
+
+def test_a_mask_that_the_model_needs_is_all_ones_without_padding():
+    class Masked(Bag):
+        def forward(self, x, attention_mask):
+            assert (attention_mask == 1).all() and attention_mask.shape == x.shape
+            return super().forward(x)
+
+    fed = fedabml.Federation.from_arrays(sentences())
+    fedabml.train(fed, Masked(), fedabml.FedAvg(), **{**QUICK, "rounds": 1}, evaluate=False)
