@@ -187,7 +187,10 @@ def calls(t):
         "from_folder": (fedabml.Federation.from_folder, {"path": f / "clients", **read}),
         "read_table": (fedabml.read_table, table | columns),
         "from_frame": (fedabml.Federation.from_frame, frame | columns),
-        "inspect_table": (fedabml.inspect_table, {"path": f / "table.csv", "client": "who", "target": "y", "task": None, **looked}),
+        "inspect_table": (
+            fedabml.inspect_table,
+            {"path": f / "table.csv", "client": "who", "target": "y", "task": None, **looked},
+        ),
         "load": (fedabml.load, {"name": "digits", "data_dir": None, "offline": True, "progress": None}),
         "federate": (fedabml.federate, divided),
         "federate dirichlet": (fedabml.federate, divided | {"partition": "dirichlet"}),
