@@ -144,7 +144,7 @@ def calls(t):
     divided |= {"distinct": False, "min_samples": 2, "groups": None, "drop_small": False, "seed": 0}
     table = {"path": f / "table.csv", "client": "who", "target": "y", "task": None, "test_share": 0.0, "seed": 0}
     columns = {"drop": [], "id": None, "dates": [], "split_by": None, "drop_small": False}
-    looked = {name: value for name, value in columns.items() if name != "drop_small"}
+    looked = {name: value for name, value in columns.items() if name != "drop_small"} | {"task": None}
     frame = {**table, "frame": t["frame"], "dataset": "table"}
     del frame["path"]
     site = {"prior": prior, "x": x, "y": y, "validation": 0.4, "seed": 0, "device": "cpu", "encoded": False}
@@ -187,7 +187,7 @@ def calls(t):
         "from_folder": (fedabml.Federation.from_folder, {"path": f / "clients", **read}),
         "read_table": (fedabml.read_table, table | columns),
         "from_frame": (fedabml.Federation.from_frame, frame | columns),
-        "inspect_table": (fedabml.inspect_table, {"path": f / "table.csv", "client": "who", "target": "y", "task": None, **looked}),
+        "inspect_table": (fedabml.inspect_table, {"path": f / "table.csv", "client": "who", "target": "y", **looked}),
         "load": (fedabml.load, {"name": "digits", "data_dir": None, "offline": True, "progress": None}),
         "federate": (fedabml.federate, divided),
         "federate dirichlet": (fedabml.federate, divided | {"partition": "dirichlet"}),
