@@ -238,6 +238,7 @@ def calls(t):
                 "samples": 3,
                 "prior": "",
                 "trust": None,
+                "ranges": None,
             },
         ),
         "create_app": (create_app, served),

@@ -37,6 +37,10 @@ def patients(n=60, seed=0):
     )
 
 
+def one_hospital(n=60, seed=0):
+    return patients(n, seed).assign(hospital="h0")
+
+
 def table_prior(folder, target="ill"):
     frame = patients().drop(columns={"ill": "level", "level": "ill"}[target])
     frame.to_csv(folder / "t.csv", index=False)
@@ -52,7 +56,7 @@ def probs(posterior, x, **words):
 @pytest.mark.slow
 def test_a_prior_of_a_table_reads_tables_in_every_form(tmp_path):
     prior = table_prior(tmp_path)
-    recipe, new = prior.input_spec.recipe, patients(30, 1)
+    recipe, new = prior.input_spec.recipe, one_hospital(30, 1)
     x, y = recipe.apply(new), recipe.encode_target(new["ill"])
     expected = prior.personalize(x, y, device="cpu", encoded=True)
     new.to_csv(tmp_path / "new.csv", index=False)
@@ -79,7 +83,7 @@ def test_a_prior_of_a_table_reads_tables_in_every_form(tmp_path):
 
 def test_predictions_of_a_table_know_the_names_of_classes(tmp_path):
     prior = table_prior(tmp_path)
-    saved = prior.personalize(patients(30, 1), device="cpu").save(tmp_path / "q.safetensors")
+    saved = prior.personalize(one_hospital(30, 1), device="cpu").save(tmp_path / "q.safetensors")
     p = fedabml.load_posterior(saved).predict(patients(12, 2), device="cpu")
     assert p.classes == ("no", "yes") and p.decode() == [("no", "yes")[i] for i in p.label]
     assert isinstance(p, fedabml.Prediction)
@@ -87,7 +91,7 @@ def test_predictions_of_a_table_know_the_names_of_classes(tmp_path):
 
 def test_measurements_of_a_table_keep_their_units(tmp_path):
     prior = table_prior(tmp_path, "level")
-    new = patients(40, 1)
+    new = one_hospital(40, 1)
     p = prior.personalize(new.drop(columns="level"), new["level"], device="cpu").predict(new, device="cpu")
     assert 5 < p.mean.mean() < 15
 
@@ -118,7 +122,7 @@ def test_a_bare_array_for_a_table_is_refused(tmp_path):
 )
 def test_tables_that_do_not_fit(tmp_path, change, y, words):
     with pytest.raises(InputError, match=words):
-        table_prior(tmp_path).personalize(change(patients()), y, device="cpu")
+        table_prior(tmp_path).personalize(change(one_hospital()), y, device="cpu")
 
 
 # -- arrays -----------------------------------------------------

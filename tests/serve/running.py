@@ -32,7 +32,7 @@ def table_posterior(seed=0):
     """A posterior of a table, with checks from validation rows."""
     fed = fedabml.read_table(patients(), client="site", target="ill")
     prior = fedabml.train(fed, "mlp", FedABML(lr=0.05), model_options={"hidden": [8]}, **QUICK).prior
-    own = patients(120, 5)
+    own = patients(120, 5).assign(site="s0")
     return prior.personalize(own, validation=0.4, device="cpu", seed=seed)
 
 
