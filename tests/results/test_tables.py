@@ -332,3 +332,23 @@ def test_the_chosen_settings_that_diverged_are_those_of_the_objections():
     assert sorted(map(len, diverged.values())) == [1] * 5 + [3] * 2
     (row,) = [row for row in table(RESULTS / "objections.md", "objection") if row[0].startswith("`tune` may")]
     assert set(re.findall(r"\]\(([^)]*)/README.md\)", row[2])) == {folder for folder, _ in diverged}
+
+
+def test_temperature_scaling():
+    """Every row: NLL and ECE, what the calibration changes, and the calibrated distance to FedABML with the level."""
+    path = RESULTS / "temperature/cells.jsonl"
+    cells = {}
+    for config, (summary,) in read(path):
+        cells.setdefault(system(config), {})[config["seed"]] = summary
+    rows = table(RESULTS / "temperature/README.md", "system", "accuracy %")
+    assert {named(name) for name, *_ in rows} == cells.keys()
+    for name, accuracy, nll, nll_change, nll_ahead, ece, ece_change, ece_ahead in rows:
+        own = cells[named(name)]
+        check(accuracy, mean(own, "accuracy"))
+        for shown, change, ahead, measure in ((nll, nll_change, nll_ahead, "nll"), (ece, ece_change, ece_ahead, "ece")):
+            after = {seed: {measure: summary[f"{measure}_calibrated"]} for seed, summary in own.items()}
+            first = {seed: {measure: summary[f"{measure}_calibrated"]} for seed, summary in cells[LEVEL].items()}
+            check(shown, mean(own, measure))
+            check(change, *paired(after, own, measure))
+            if named(name) != LEVEL:
+                check(ahead, *paired(after, first, measure))
