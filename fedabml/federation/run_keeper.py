@@ -61,7 +61,7 @@ class RunKeeper:
     def __init__(self, folder: ServerFolder, commands: Commands, clock: Callable[[], float] = time.monotonic):
         self.folder, self._commands, self._clock = folder, commands, clock
         known = {key: value for key, value in run_state(folder).items() if key in Run.__dataclass_fields__}
-        self.run = Run(**known)
+        self.run = Run(**known | {"id": int(known.get("id", 0))})
         self._next, self._registered = 0.0, ""
 
     def step(self) -> None:
@@ -126,7 +126,7 @@ class RunKeeper:
             self._save()
 
     def _save(self) -> None:
-        write_json(self.folder.run / RUN_FILE, asdict(self.run))
+        write_json(self.folder.run / RUN_FILE, asdict(self.run) | {"id": str(self.run.id)})  # it has 64 bits
 
 
 def keep(folder: ServerFolder, commands: Commands) -> None:

@@ -116,10 +116,15 @@ def test_a_coordinator_that_gave_up_is_left_alone(folder, link, clock):
     assert run_state(folder)["state"] == "gave up" and run_state(folder)["message"] == "round 2: one reply"
 
 
-def test_a_keeper_that_was_killed_goes_on_with_the_same_run(folder, link, clock):
+@pytest.mark.parametrize("number", [7, 2**64 - 1], ids=["small", "64 bits"])
+def test_a_keeper_that_was_killed_goes_on_with_the_same_run(folder, link, clock, monkeypatch, number):
+    """Flower draws the numbers of runs from all of 64 bits; numbers in files have 63."""
+    monkeypatch.setattr(link, "submit_run", lambda folder: link.states.update({number: "running"}) or number)
     RunKeeper(folder, link, clock).step()
-    RunKeeper(folder, link, clock).step()
-    assert link.states == {1: "running"}
+    keeper = RunKeeper(folder, link, clock)
+    keeper.step()
+    assert link.states == {number: "running"} and keeper.run.id == number and keeper.run.submitted == 1
+    assert run_state(folder)["state"] == "running"
 
 
 def test_errors_of_calls_change_nothing(folder, link, clock):
