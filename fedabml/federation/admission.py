@@ -77,7 +77,8 @@ class Admission:
     def admit(self, ready: Collection[str], round: int) -> list[str]:
         """Offer the card to connected sites that have not accepted it; return those that do so now.
 
-        This takes at most half of a round's time-out. A site that needs longer is asked again some rounds later.
+        A site may have to read all of its data, so this takes at most a round's time-out. A site that needs longer is
+        asked again some rounds later.
         """
         assert self.card is not None
         for name in self.roster.returned:
@@ -86,7 +87,7 @@ class Admission:
         waiting = [member for member in connected if self.refused.get(member.name, 0) <= round]
         if not waiting:
             return []
-        result = handshake.admit(self.card, self.settings, self.exchange_with(waiting, self.settings.round_timeout / 2))
+        result = handshake.admit(self.card, self.settings, self.exchange_with(waiting, self.settings.round_timeout))
         silent = {m.name: "no answer" for m in waiting if m.name not in {*result.accepted, *result.refused}}
         self._report({**result.refused, **silent}, round)
         if result.accepted:

@@ -65,6 +65,7 @@ class Coordinator:
         self.roster = Roster(folder, transport, self.settings.rest_rounds, clock)
         self.mailbox = Mailbox(transport, clock, folder.stop_file, self.limits.max_bytes, self.roster.removed)
         self.lost: set[str] = set()  # sites whose kept state is gone
+        self.surplus: set[str] = set()  # sites that may still compute a reply that the last round did not need
         self.without_card: set[str] = set()  # sites that have lost the card, to which it is offered again
         self.admission = Admission(folder, self.roster, self.mailbox, self.events)
         self.card: Card
@@ -139,8 +140,9 @@ class Coordinator:
             )
         every = self.settings.prior_every
         if every and number % every == 0 and number < self.settings.rounds:
-            awake = [m for m in self.roster.members if not self.roster.rests(m.name, number)]
-            self._send_prior([m for m in awake if m.name in self.saved.ready], self.settings.patience)
+            busy = {m.name for m in self.roster.members if self.roster.rests(m.name, number)} | self.surplus
+            ready = [m for m in self.roster.members if m.name in self.saved.ready and m.name not in busy]
+            self._send_prior(ready, self.settings.patience)
 
     def _try_round(self, number: int, attempt: int) -> str:
         """Try a round once. Return why it failed, or an empty text once the state after it is saved."""
@@ -170,6 +172,7 @@ class Coordinator:
                 collection.reject(name, refused[name])
         for name in collection.failed:
             self.roster.rest(name, number, silent=False)
+        self.surplus = set(collection.surplus)
         self._forget_lost()
         self._drop_outliers(collection, clients)
         times.append(time.perf_counter())
@@ -205,23 +208,23 @@ class Coordinator:
     def _available(self, round: int, attempt: int) -> tuple[list[Member], float]:
         """Return the sites that may be drawn, and when the attempt ends.
 
-        The time-out begins when enough sites are there. The time spent on newcomers and on absent sites counts, and is
-        bounded. Before, the call waits one time-out for too few sites. Too few have answered an earlier attempt, so a
-        repeated round does without resting sites only if the others suffice for a whole draw.
+        The time-out begins when enough sites are there and newcomers have been asked. The time spent on absent sites
+        counts, and is bounded. Before, the call waits one time-out for too few sites. Too few have answered an earlier
+        attempt, so a repeated round does without resting sites only if the others suffice for a whole draw.
         """
         timeout, least = self.settings.round_timeout, self.settings.min_replies
         began, since = self.clock(), None
         while True:
-            now = self.clock()
             self.roster.refresh()
             self._admit_newcomers()
+            now = self.clock()
             ready, enough = self.saved.ready, least if attempt == 1 else self._sizes()[1]
             available, absent = self.roster.available(ready, round, enough), self.roster.absent(ready, round)
             if len(available) < least:
                 since = None
             elif since is None:
                 since = now
-            over = self.clock() >= (began + timeout if since is None else since + self.settings.patience)
+            over = now >= (began + timeout if since is None else since + self.settings.patience)
             if over or (since is not None and not absent):
                 self.roster.give_up(absent)
                 return available, (self.clock() if since is None else since + timeout)
@@ -349,7 +352,7 @@ class Coordinator:
         """Send the newest prior to sites; return those that have it now."""
         newest = server.theta(self.algorithm, self.saved.state)
         orders = [
-            self.admission.order("prior", m, self.round, tensors=newest)
+            self.admission.order("prior", m, self.round, counted=self.counted.get(m.name, 0), tensors=newest)
             for m in members
             if m.name in self.roster.connected
         ]

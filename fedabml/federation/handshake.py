@@ -129,11 +129,8 @@ def freeze(
 
 
 def admit(card: Card, settings: Settings, exchange: Exchange) -> Frozen:
-    """Offer the frozen card to sites that join late or return. The card never changes; a refusal raises nothing.
-
-    A site that is silent at the first question costs a bounded time of the round. Then sites may have to read all data.
-    """
-    answers = exchange("describe", {"schema": dict(card.schema)}, {}, settings.patience)
+    """Offer the frozen card to sites that join late or return. The card never changes; a refusal raises nothing."""
+    answers = exchange("describe", {"schema": dict(card.schema)}, {}, settings.round_timeout)
     accepted, refused = _sorted_out(answers, _described)
     if accepted:
         accepted, refused = _offer(card, accepted, refused, exchange, settings)

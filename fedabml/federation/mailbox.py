@@ -43,16 +43,16 @@ class Mailbox:
         """
         collection = self._collection(orders, check, enough)
         try:
+            deadline = self.clock() + timeout  # sending may take long while the server of messages is away
             self.transport.send(orders, timeout)
-            deadline = self.clock() + timeout
-            while collection.missing and (left := deadline - self.clock()) > 0:
+            left = timeout
+            while collection.missing and not collection.full and left > 0:
                 self.check_stop()
-                for arrival in self.transport.receive(min(POLL, left)):
+                left = deadline - self.clock()  # once it is over, what has arrived by then still counts
+                for arrival in self.transport.receive(min(POLL, max(left, 0.0))):
                     collection.take(arrival)
                 for name in self.removed():
                     collection.withdraw(name)
-                if collection.full:
-                    break
         finally:
             collection.close()
         for name in self.removed():  # also those removed while the last reply came

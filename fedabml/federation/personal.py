@@ -72,10 +72,15 @@ def newest_prior(site: SiteFolder) -> Prior:
 
 def prior_round(site: SiteFolder) -> int | None:
     """Return the round of the newest prior, or None if it is not recorded for exactly this prior."""
+    return _prior_number(site, "round")
+
+
+def _prior_number(site: SiteFolder, name: str) -> int | None:
+    """Return a count that was recorded with the newest prior, or None if there is none."""
     if not site.prior_facts_file.is_file():
         return None
     facts = read_json(site.prior_facts_file)
-    number = facts.get("round") if isinstance(facts, Mapping) else None
+    number = facts.get(name) if isinstance(facts, Mapping) else None
     return number if isinstance(number, int) and not isinstance(number, bool) and number >= 0 else None
 
 
@@ -106,13 +111,18 @@ def training_rows(site: SiteFolder, prior: Prior) -> tuple[Any, Any]:
 
 
 def kept_state(site: SiteFolder, prior: Prior) -> State | None:
-    """Return the newest kept state that is not newer than the prior, or None if none fits."""
+    """Return the newest kept state that is not newer than the prior, or None if none fits.
+
+    A state that is newer than the site's last reply which the server counted is of a reply that was lost, or of rounds
+    from which the operator went back.
+    """
     if not site.card_file.is_file():
         return None
-    card, newest = Card.load(site.card_file), prior_round(site)
+    card = Card.load(site.card_file)
+    bounds = [bound for bound in (prior_round(site), _prior_number(site, "counted")) if bound is not None]
     versions = KeptVersions(site.state, card.federation, card.digest, 0)
     for round in reversed(versions.rounds()):
-        if newest is not None and round > newest:
+        if bounds and round > min(bounds):
             continue
         try:
             tensors, facts = read_tensors(versions.path(round))

@@ -25,6 +25,7 @@ LOG_DEVIATION = (-30.0, 30.0)  # log σ; hyperparameters allow −20 to 2
 SECONDS = ("boot", "imports", "setup", "work", "score")
 POSITIVE = ("precision", "share", "length")  # the server divides by their means
 NOT_NEGATIVE = ("second",)  # second moments
+CHUNK = 1 << 18  # numbers of each reply that are compared at once: all of a large model's would take gigabytes
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,15 @@ def outliers(states: Sequence[State], factor: float, before: State) -> list[str 
     reasons: list[str | None] = [None] * len(states)
     if not factor or len(states) < 3 or not before:
         return reasons
-    *rows, start = (torch.cat([state[name].reshape(-1).double() for name in before]) for state in (*states, before))
-    joined, cut = torch.stack(rows), (len(rows) - 1) // 2
-    middle = joined.sort(0).values[cut : len(rows) - cut].mean(0)
-    distances, changes = (torch.linalg.vector_norm(joined - point, dim=1).tolist() for point in (middle, start))
+    cut = (len(states) - 1) // 2
+    from_middle, from_start = torch.zeros(2, len(states), dtype=torch.float64)  # squared distances
+    for name in before:
+        for *rows, start in zip(*(state[name].reshape(-1).split(CHUNK) for state in (*states, before)), strict=True):
+            joined = torch.stack(rows)
+            middle = joined.sort(0).values[cut : len(rows) - cut].double().mean(0)
+            from_middle += (joined - middle).square().sum(1)
+            from_start += (joined.double() - start).square().sum(1)
+    distances, changes = from_middle.sqrt().tolist(), from_start.sqrt().tolist()
     limit = factor * max(median(distances), median(changes))
     reason = f"it would change the state more than {factor:g} times as far as others"
     return [reason if distance > limit else None for distance in distances]

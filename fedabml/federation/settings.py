@@ -223,7 +223,7 @@ class Settings(_Checked):
     aggregation: str = key("mean", "how updates are combined; the others bear some false ones", choices=AGGREGATIONS)
     trim: float = key(0.2, "trimmed-mean: share left out at each end; krum: share of sites that may be false", 0, 0.49)
     norm_factor: float = key(
-        100.0,
+        10_000.0,
         "refuse a reply that alone would put the state further from the median of the round's replies than this "
         "multiple of the median distance or change, if three replies or more are valid (0: off)",
         0,

@@ -155,7 +155,8 @@ class Site:
         card = self._current_card(order)
         prior = card.prior(_checked_state(order.tensors, card))
         prior.save(self.folder.prior_file)
-        facts = {"federation": order.federation, "card": order.card, "round": order.round, "digest": prior.digest}
+        facts = {"federation": order.federation, "card": order.card, "round": order.round, "counted": order.counted}
+        facts["digest"] = prior.digest
         write_json(self.folder.prior_facts_file, facts)
         return order.reply(facts={"round": order.round}, seconds={"work": time.perf_counter() - started})
 

@@ -86,8 +86,10 @@ def prepare(
     have clients of their own, and `channels_last`, how images lie in memory.
     """
     algorithm = FedABML() if algorithm is None else algorithm
-    labelless = fed.task != "classification" and algorithm.label_prior != "none"
-    if labelless:
+    note_off = ""
+    if fed.task != "classification" and algorithm.label_prior != "none":
+        if algorithm.label_prior != {f.name: f.default for f in dataclasses.fields(algorithm)}["label_prior"]:
+            note_off = f"The label level is off: it is for one class per sample, and the task is {fed.task}."
         algorithm = dataclasses.replace(algorithm, label_prior="none")  # no single label that has a prior
     if algorithm.label_prior == "sparse" and not algorithm.label_share:
         algorithm = dataclasses.replace(algorithm, **choose(fed.label_counts("train")))
@@ -131,8 +133,7 @@ def prepare(
             coarse=dtype in COARSE, channels_last=channels_last,
         ),
     )  # fmt: skip
-    off = f"The label level is off: it is for one class per sample, and the task is {fed.task}." if labelless else ""
-    notes = [*algorithm.notes(), *(text for text in (off, note, unscaled, made.note) if text), *_notes(cohort)]
+    notes = [*algorithm.notes(), *(text for text in (note_off, note, unscaled, made.note) if text), *_notes(cohort)]
     if dtype != requested:
         notes.append(f"The network runs in float32: {requested} is too coarse for differences of gradients.")
     if compile and not cohort.executor.compile:

@@ -31,7 +31,7 @@ def objects():
     assert table.clients == classes.clients == 10
     for fed, x in ((images, digits.x_test), (table, frame), (classes, words)):
         run = fedabml.train(fed, "mlr", fedabml.FedABML(personal_epochs=1), **QUICK)
-        client = (digits.x_train[:50], digits.y_train[:50]) if fed is images else (frame if fed is table else words,)
+        client = (digits.x_train[:50], digits.y_train[:50]) if fed is images else (x.assign(who="a"),)
         posterior = run.prior.personalize(*client, epochs=1)
         yield from (fed, fed.train, fed.recipe, run, run.prior, run.prior.input_spec, run.prior.input_spec.network)
         yield from (

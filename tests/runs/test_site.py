@@ -221,16 +221,19 @@ def test_a_report_and_predictions_show_what_they_are(two_classes):
     assert "its posterior" in page and "<th>NLL</th>" in page
     p = prior.personalize(x, y, epochs=1, device="cpu").predict(x[:3], device="cpu")
     table = p.frame()
-    assert list(table) == ["label", "p_0", "p_1", "entropy", "mutual_information", "surprise"][: len(table.columns)]
+    uncertain, checked = ["entropy", "mutual_information", "surprise"], ["alarm", "score", "flags"]
+    assert list(table) == ["label", "p_0", "p_1", *uncertain, *checked]
     assert np.allclose(table[["p_0", "p_1"]], p.probs) and len(table) == 3
     with pytest.raises(InputError, match="Only predictions of a posterior"):
         replace(p, named=None).frame()
 
 
-def test_a_label_level_that_is_off_is_a_note():
+def test_a_label_level_that_somebody_chose_and_that_is_off_is_a_note():
     g = np.random.default_rng(0)
     fed = fedabml.Federation.from_arrays([(g.normal(size=(20, 6)), g.integers(0, 2, (20, 3)))] * 2, task="multilabel")
     words = {"rounds": 1, "participation": 1.0, "device": "cpu"}
-    (note,) = (n for n in fedabml.prepare(fed, "mlr", **words).notes if "label level" in n)
+    chosen = fedabml.FedABML(label_prior="sparse")
+    (note,) = (n for n in fedabml.prepare(fed, "mlr", chosen, **words).notes if "label level" in n)
     assert note == "The label level is off: it is for one class per sample, and the task is multilabel."
-    assert not any("label level" in n for n in fedabml.prepare(fed, "mlr", fedabml.FedAvg(), **words).notes)
+    for usual in (fedabml.FedABML(), fedabml.FedAvg()):
+        assert not any("label level" in n for n in fedabml.prepare(fed, "mlr", usual, **words).notes)

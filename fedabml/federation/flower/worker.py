@@ -164,7 +164,7 @@ def _limit(seconds: float) -> Iterator[None]:
 
 def _content(task: Task) -> Message:
     """Return the order's message once all of its parts are there. Raises Incomplete if the order expires before."""
-    until = time.monotonic() + min(600.0, task.seconds_left())
+    until = time.monotonic() + task.seconds_left()
     while True:
         try:
             return task.pull_content(LIMIT)
