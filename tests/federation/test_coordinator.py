@@ -92,7 +92,7 @@ def test_a_site_that_died_costs_one_time_out_while_flower_lists_it(tmp_path):
     wire.tamper = tamper
     _, events = lead(server, wire)
     assert [line["round"] for line in rounds_of(events) if "site-4" in line["sites"]] == [1]
-    assert wire.now == pytest.approx(20 + 20 * 3.2)  # one time-out, and four sites that answer
+    assert wire.now == pytest.approx(20 + 19 * 3.2)  # one time-out, then rounds of four sites that answer
 
 
 def test_a_site_that_stays_silent_rests_twice_as_long_each_time(tmp_path):
@@ -260,6 +260,28 @@ def test_a_silent_newcomer_costs_one_time_out_and_is_asked_again_much_later(tmp_
     assert ended[2] == ended[1]  # later it is asked again
 
 
+def test_a_newcomer_that_falls_silent_takes_no_time_from_the_others(tmp_path):
+    """It answers the first question, reads all of its data for ever, and its node is started anew at every attempt."""
+    server, sites = set_up(tmp_path, participation=1.0, rounds=2, attempts=1)
+    wire = Wire(server, sites)
+    wire.tamper = slow(wire, 12.0)  # of 20 seconds
+    send, starts = wire.send, iter(range(10**6))
+    newcomer = "site-4"
+
+    def send_to_all_but_the_newcomer(orders, ttl):
+        orders = [order for order in orders if order.site != newcomer or order.kind == "describe"]
+        wire.starts[newcomer] = next(starts)
+        if any(order.kind == "describe" for order in orders):
+            wire.now += 3.0
+        send(orders, ttl)
+
+    wire.away = {newcomer}
+    lead(server, wire, until="card")
+    wire.away, wire.send = set(), send_to_all_but_the_newcomer
+    _, events = lead(server, wire)
+    assert [len(line["valid"]) for line in rounds_of(events)] == [4, 4] and not rounds_of(events, "repeat")
+
+
 def test_at_least_min_replies_sites_are_drawn_and_must_answer(tmp_path):
     server, sites = set_up(tmp_path, participation=0.2, min_replies=4, attempts=1, rest_rounds=0)
     wire = Wire(server, sites)
@@ -368,6 +390,16 @@ def test_over_selection_takes_the_first_replies(tmp_path):
     sim = simulation(server, coordinator.card, participants=participants)
     assert_equal(coordinator.saved.state.shared, sim.shared)
     assert wire.now < 5  # nobody waited for the others
+
+
+def test_sites_that_may_still_compute_get_no_prior_between_rounds(tmp_path):
+    server, sites = set_up(tmp_path, participation=0.4, over_select=2, prior_every=1)
+    _, events = lead(server, Wire(server, sites))
+    surplus = {line["round"]: set(line["surplus"]) for line in rounds_of(events)}
+    priors = {event["round"]: set(event["sites"]) for event in rounds_of(events, "prior")}
+    assert {1, 2} <= priors.keys() and all(
+        surplus[number] and not surplus[number] & priors[number] for number in (1, 2)
+    )
 
 
 def test_surplus_replies_that_come_later_are_not_rejected(tmp_path):

@@ -13,7 +13,7 @@ from fedabml.federation.card import make_card
 from fedabml.federation.kept import KeptVersions
 from fedabml.federation.personal import kept_state, personalize
 from fedabml.federation.site_data import load
-from fedabml.files.sealed import write_json
+from fedabml.files.sealed import read_json, write_json
 from fedabml.runs import site as site_report
 from tests.cli.command import run
 from tests.federation.start import ID, frame, make_site, make_sites
@@ -135,6 +135,13 @@ def test_versions_that_the_prior_cannot_have_counted_are_left_out(tmp_path):
     versions.save(4, {name: value + 1 for name, value in kept.items()}, 3)
     prior = card.prior(card.initial_shared())
     assert torch.equal(next(iter(kept_state(sites["a"], prior).values())), next(iter(kept.values())))
+    facts = read_json(sites["a"].prior_facts_file)
+    for counted, fits in ((4, 4), (3, 3), (2, None)):  # the site's last reply that the server counted
+        write_json(sites["a"].prior_facts_file, facts | {"round": 9, "counted": counted})
+        found = kept_state(sites["a"], prior)
+        expected = None if fits is None else next(iter(kept.values())) + (fits - 3)
+        assert (found is None) if expected is None else torch.equal(next(iter(found.values())), expected)
+    write_json(sites["a"].prior_facts_file, facts)
     KeptVersions(sites["b"].state, "f" * 32, card.digest, 0).save(2, kept, 0)
     versions.path(3).write_bytes(b"damaged")
     assert kept_state(sites["b"], prior) is None and kept_state(sites["a"], prior) is None

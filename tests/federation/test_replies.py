@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from fedabml.federation import replies
 from fedabml.federation.messages import Order, clean
 from fedabml.federation.replies import Limits, check_update, outliers, seconds_of
 
@@ -24,6 +25,17 @@ def test_outliers_are_far_from_the_median():
     assert outliers(updates, 0, near) == [None] * 5
     assert outliers(updates[-2:], 10, near) == [None, None]
     assert outliers([{}, {}, {}], 10, {}) == [None] * 3
+
+
+def test_outliers_are_the_same_in_parts_of_any_size(monkeypatch):
+    g = torch.Generator().manual_seed(0)
+    before = {"mean": torch.randn(7, generator=g), "logstd": torch.randn(2, 2, generator=g)}
+    states = [{k: v + i * torch.randn(v.shape, generator=g) for k, v in before.items()} for i in range(1, 7)]
+    factors = (0.5, 0.8, 1.1, 1.4)
+    whole = [outliers(states, factor, before) for factor in factors]
+    assert len({str(reasons) for reasons in whole}) > 2
+    monkeypatch.setattr(replies, "CHUNK", 2)
+    assert [outliers(states, factor, before) for factor in factors] == whole
 
 
 @pytest.mark.parametrize("scale", [-10.0, 10.0])
