@@ -276,15 +276,20 @@ def trust_lines(trust: Trust | None, several: bool, positive: str = "") -> list[
 
 def alarm_lines(posterior: Posterior) -> list[str]:
     """Return what the alarms of the posterior's predictions look at and, where they miss something, why."""
-    from ..runs.posterior import MOST_FEATURES
-    from ..runs.prior import FALSE_ALARMS, LEAST_DENSITY
+    import numpy as np
 
-    trust, recipe = posterior.trust, posterior.input_spec.recipe
+    from ..runs.posterior import MOST_FEATURES
+    from ..runs.prior import FALSE_ALARMS, LEAST_DENSITY, LEAST_OWN
+
+    trust, spec = posterior.trust, posterior.input_spec
+    recipe = spec.recipe
     of_all = recipe is not None and recipe.ranges is not None
     checked = ["values"] if of_all or posterior.ranges or (trust and trust.ranges) else []
     if trust is None:
         if not checked:
-            return ["alarms      none: made without --validation"]
+            has_values = recipe is not None or spec.columns(None, np.empty((0, *spec.shape))) is not None
+            few = f" by fewer than {LEAST_OWN} rows, too few to tell usual values" if has_values else ""
+            return [f"alarms      none: made without --validation{few}"]
         whose = "those of all sites" if of_all else "by the client's own rows"
         rest = [f"limits      {whose}: made without --validation"]
     elif trust.density is None:

@@ -6,7 +6,7 @@ sine and cosine of its place on a circle, so that December is next to January:
     year: 2024.5 in the middle of 2024      month: sin and cos of 2π (m − 1)/12, January is 0
     hour: sin and cos of 2π h/24            weekday: sin and cos of 2π d/7, Monday is 0
 
-Dates are ISO 8601: 2024-01-31, 2024-01-31 10:30 or 2024-01-31T10:30:00Z; a column of numbers may hold 20240131. What
+Dates are ISO 8601: 2024-01-31, 2024-01-31 10:30 or 2024-01-31T10:30:00Z; a number or text may be 20240131. What
 is learned is the clock at the place: the offset of a time zone is left out, so 10:30+02:00 is 10:30. The order of rows
 is that of UTC. A column that has such times beside times in UTC (Z) or without any zone tells neither, and is refused.
 """
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ISO = r"^(\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?)?)\s*(Z|[+-]\d{2}:?\d{2})?$"  # 1: clock, 2: zone
+_EIGHT_DIGITS = r"^(\d{4})(\d{2})(\d{2})$"
 _SIGNS = str.maketrans("-", "+")
 _KINDS = {"": "times without a zone", "+": "times with an offset (+02:00)", "Z": "times in UTC (Z)"}
 NAMES = {
@@ -48,12 +49,10 @@ def parse_dates(column: pd.Series, name: str, utc: bool = False) -> np.ndarray:
         if column.dt.tz is not None:
             plain = (column.dt.tz_convert("UTC") if utc else column).dt.tz_localize(None)
         return plain.to_numpy().astype("datetime64[s]")
-    if pd.api.types.is_numeric_dtype(column) and looks_like_dates(column):
-        column = pd.to_datetime(column.astype("Int64").astype("string"), format="%Y%m%d").dt.strftime("%Y-%m-%d")
-    texts = column.map(lambda value: str(value).strip(), na_action="ignore").astype(object)
+    texts = column.map(_as_text, na_action="ignore").astype(object)
     present = texts.notna().to_numpy() & (texts != "").to_numpy()
     dates = np.full(len(texts), np.datetime64("NaT"), "datetime64[s]")
-    found = texts[present].astype(str).str.extract(ISO)
+    found = texts[present].astype(str).str.replace(_EIGHT_DIGITS, r"\1-\2-\3", regex=True).str.extract(ISO)
     values = pd.to_datetime(found[0].str.replace(",", "."), format="ISO8601", errors="coerce")
     if (wrong := values.isna().to_numpy()).any():
         row = np.flatnonzero(present)[np.argmax(wrong)]
@@ -71,6 +70,10 @@ def parse_dates(column: pd.Series, name: str, utc: bool = False) -> np.ndarray:
     if utc:
         dates[present] -= found[1].fillna("").map(minutes).to_numpy().astype("timedelta64[m]")
     return dates
+
+
+def _as_text(value: object) -> str:
+    return f"{value:.15g}" if isinstance(value, float) else str(value).strip()
 
 
 def _minutes(zone: str) -> int:

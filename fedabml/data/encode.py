@@ -116,7 +116,7 @@ def encode(table: pd.DataFrame | Columns, options: TableOptions, source: str = "
     manifest: dict[str, Any] = {"partition": partition, "seed": int(options.seed)}
     running = once("identifiers", (client, names, plain), lambda: identifiers(columns, owners, plain))
     dated = once("dated", plain, lambda: numbers_of_dates(columns, plain))
-    notes = [*alike_notes(target, classes), *(date_note(name, example) for name, example in dated.items())]
+    notes = [*alike_notes(target, classes), *map(date_note, dated)]
     notes += [identifier_note(name) for name in running if name not in dated]
     for name, known in recipe.categories.items():
         rare = len(word_counts(columns.words(name), rows)) - len(known)
@@ -237,11 +237,10 @@ def identifiers(columns: Columns, owners: Rows, names: Iterable[str]) -> list[st
     return identifying
 
 
-def numbers_of_dates(columns: Columns, names: Iterable[str]) -> dict[str, float]:
-    """Return which of the columns hold numbers such as 20240131, with one of them."""
+def numbers_of_dates(columns: Columns, names: Iterable[str]) -> list[str]:
+    """Return which of the columns hold numbers such as 20240131."""
     frame = columns.frame
-    dated = [name for name in names if columns.is_numeric(name) and looks_like_dates(frame[name])]
-    return {name: float(frame[name].dropna().iloc[0]) for name in dated}
+    return [name for name in names if columns.is_numeric(name) and looks_like_dates(frame[name])]
 
 
 def _runs_on(values: np.ndarray, group: np.ndarray) -> bool:
@@ -267,9 +266,9 @@ def identifier_note(name: str) -> str:
     )
 
 
-def date_note(name: str, example: float) -> str:
+def date_note(name: str) -> str:
     """Return the sentence that names a column of numbers which look like dates, and the way out."""
     return (
-        f"Column '{name}' looks like dates, such as {example:.0f}, but is used as a number. Name it with "
+        f"Column '{name}' looks like dates (YYYYMMDD), but is used as a number. Name it with "
         f"--date-columns {flag_value([name])} (in Python dates=['{name}']) to learn from dates."
     )

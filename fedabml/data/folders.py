@@ -11,7 +11,7 @@ from ..arguments import checked_integer
 from ..errors import InputError
 from ..files.paths import readable_name
 from .files import read_client
-from .images import is_image_folder, read_images, visible_entries
+from .images import client_entries, is_image_folder, read_images
 
 
 def read_folder(kind: Any, folder: Path, task: str | None, drop_small: bool, image_size: int | None) -> Any:
@@ -23,7 +23,7 @@ def read_folder(kind: Any, folder: Path, task: str | None, drop_small: bool, ima
         )
     size = None if image_size is None else checked_integer(image_size, "image_size")
     if is_image_folder(folder):
-        _refuse_others(visible_entries(folder), "folder of a client's images", Path.is_dir)
+        _refuse_others(client_entries(folder), "folder of a client's images", Path.is_dir)
         if task not in (None, "classification"):
             raise InputError(f"{folder} holds folders of classes, so the task is classification, not {task!r}.")
         recipe, x, y, owner, test = read_images(folder, size)
@@ -32,7 +32,7 @@ def read_folder(kind: Any, folder: Path, task: str | None, drop_small: bool, ima
         return replace(fed, images=recipe)
     if size is not None:
         raise InputError(f"{folder} holds no folders of images, so image_size has nothing to resize. Leave it out.")
-    files = visible_entries(folder)
+    files = client_entries(folder)
     if not any(file.suffix == ".npz" for file in files):
         raise InputError(
             f"{folder} holds no .npz file. Put one there for each client, with x_train and y_train; or a folder of "

@@ -36,6 +36,7 @@ _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
 _MODE_OF = {channels: mode for mode, channels in _CHANNELS.items()}
 _UPRIGHT, _ORIENTATION = 5, 274  # EXIF: the tag of the orientation; from this value on, width and height are swapped
 _IGNORED = ("thumbs.db", "desktop.ini")  # what file managers leave behind, beside hidden files
+_BESIDE = ("manifest.json", "partition.svg", "readme", "readme.txt", "license", "license.txt")  # no client's data
 # What Pillow raises for damaged bytes.
 _DAMAGE = (
     *(OSError, SyntaxError, ValueError, LookupError, TypeError, ArithmeticError, RuntimeError, MemoryError, Warning),
@@ -200,7 +201,7 @@ def read_images(
     """Read a federation of images, one folder per client: the recipe, x, y, the owner's name and test mark of each."""
     if size is not None and size > LARGEST_SIZE:
         raise InputError(f"image_size is {size}; at most {LARGEST_SIZE} pixels are read.")
-    clients = {readable_name(entry.name): site_files(entry) for entry in visible_entries(folder)}
+    clients = {readable_name(entry.name): site_files(entry) for entry in client_entries(folder)}
     files = [image for images in clients.values() for image in images]
     paths = [image.file for image in files]
     cached = CacheFile.of(folder, paths, f"image_size {size}")
@@ -267,6 +268,11 @@ def visible_entries(folder: Path) -> list[Path]:
     with explain_errors(folder, "read"):
         entries = sorted(folder.iterdir())
     return [entry for entry in entries if not entry.name.startswith(".") and entry.name.lower() not in _IGNORED]
+
+
+def client_entries(folder: Path) -> list[Path]:
+    """Return what the folder of a federation holds, without documents and what `data inspect --out` writes."""
+    return [e for e in visible_entries(folder) if e.is_dir() or not (e.name.lower() in _BESIDE or e.suffix == ".md")]
 
 
 def _images(folder: Path, deep: bool = False) -> list[Path]:

@@ -31,6 +31,7 @@ LEAST_SHARE = 0.001  # of a category that is remembered; shares are rounded to i
 LEAST = 5  # rows beyond a quantile, and rows of a category, that are remembered
 FEW_VALUES, FEW_ROWS = 20, 100  # a column of fewer different numbers is discrete; fewer rows do not show what never is
 PROBS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 0.99, 0.995)
+LEAST_OWN, FOLDS = 25, 5  # rows of one client that set limits: four fifths of them show quartiles
 FALSE_ALARMS = 0.05  # share of usual rows that may be flagged
 LEAST_TAIL = 1e-300  # a probability of 0 counts as this one, so that its logarithm is a number
 _SEEN = f"seen in fewer than {LEAST} rows"
@@ -223,6 +224,19 @@ class Ranges:
     def threshold(self, false_alarms: float = FALSE_ALARMS) -> float:
         """Return the novelty that at most a share `false_alarms` of usual rows exceeds (Bonferroni over columns)."""
         return -math.log(false_alarms / max(1, len(self.columns)))
+
+    def crossed_limit(self, columns: Mapping[str, np.ndarray]) -> float:
+        """Return the novelty that about a share `FALSE_ALARMS` of new rows exceeds, from the rows these ranges know.
+
+        Quantiles of few rows are closer to these rows than to new ones, so `threshold()` alone would be too low. Ranges
+        of the other folds judge each fold of the rows. There must be `LEAST_OWN` rows or more.
+        """
+        rows = len(next(iter(columns.values())))
+        fold, novelty = np.arange(rows) % FOLDS, np.empty(rows)
+        for number in range(FOLDS):
+            others, own = ({n: v[r] for n, v in columns.items()} for r in (fold != number, fold == number))
+            novelty[fold == number] = Ranges.fit(others).novelty(own)
+        return max(self.threshold(), float(np.quantile(novelty, 1 - FALSE_ALARMS, method="higher")))
 
     def limits(self, columns: Mapping[str, np.ndarray], false_alarms: float = FALSE_ALARMS) -> Limits:
         """Return the limits that at most a share `false_alarms` of rows like these exceeds, in any column.

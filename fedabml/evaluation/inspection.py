@@ -96,7 +96,7 @@ def inspect_table(
     warnings += alike_notes(target, set(as_text(frame[target])) if goal.kind == "words" else ())
     numbered = identifiers(Columns(frame), owners, [c.name for c in features if c.kind in KINDS[:3] and not c.problem])
     dated = numbers_of_dates(Columns(frame), [c.name for c in features if c.kind == "whole numbers"])
-    warnings += [date_note(name, example) for name, example in dated.items()]
+    warnings += map(date_note, dated)
     warnings += [identifier_note(name) for name in numbered if name not in dated]
     usable = [column for column in features if column.kind in KINDS[:4] and column.name not in numbered]
     warnings += [text for column in usable for text in _leak(frame, column, goal)]

@@ -255,7 +255,8 @@ class InputSpec:
         if clients > 1:
             raise InputError(
                 f"The table has rows of {clients} clients in its column '{name}', but a posterior belongs to one "
-                f"client. Give each client its own table: in Python frame[frame['{name}'] == NAME]."
+                f"client. Give each client its own table: in Python frame[frame['{name}'] == NAME]. For a client of "
+                f"the run, use fedabml personalize RUN --client NAME. If all rows are of one site, leave '{name}' out."
             )
 
     def _in_domain(self, y: np.ndarray, subject: str) -> np.ndarray:

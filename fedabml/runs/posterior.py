@@ -70,6 +70,7 @@ class Posterior:
     prior: str = ""  # the digest of the prior that it was made from; empty if unknown
     trust: Trust | None = None  # what was fitted on validation rows; None without any, when only values are flagged
     ranges: Ranges | None = None  # the client's own, if there are neither validation rows nor ranges in the prior
+    range_limit: float | None = None  # of `ranges`; files of earlier versions lack it, and mean `threshold()`
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -152,8 +153,8 @@ class Posterior:
                 p = dataclasses.replace(p, steps=tokens if tokens.shape == p.probs.shape[:2] else None)
         federation = spec.recipe.ranges if spec.recipe else None
         if self.trust is None:
-            usual = federation or self.ranges
-            return flagged(p, read.columns, usual) if usual and read.columns is not None else p
+            usual, limit = (federation, None) if federation else (self.ranges, self.range_limit)
+            return flagged(p, read.columns, usual, limit) if usual and read.columns is not None else p
         features = self._features(inputs, network) if self.trust.density else None
         return self.trust.apply(p, features, read.columns, federation)
 
@@ -230,6 +231,7 @@ class Posterior:
         metadata |= {"prior": self.prior} if self.prior else {}
         tensors |= prefixed("q", self.q._asdict()) | ({} if self.offset is None else {"offset": self.offset})
         metadata |= {"ranges": self.ranges.to_json()} if self.ranges else {}
+        metadata |= {"range_limit": self.range_limit} if self.range_limit is not None else {}
         if self.trust is not None:
             density, metadata["trust"] = self.trust.pack()
             metadata |= {"format": FORMATS[2]} if self.trust.costs else {}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from ..accel.process import borrowed
 from ..algorithms.base import Algorithm, State
 from ..arguments import check_fields, checked_integer, checks_arguments
 from ..data import Federation
-from ..data.ranges import Ranges
+from ..data.ranges import LEAST_OWN, Ranges
 from ..engine.autotune import device_of
 from ..engine.client import initial_kept, personalise
 from ..engine.lanes import Lanes
@@ -162,8 +163,10 @@ class Prior:
         posterior = Posterior(q, spec, level, algorithm.predict_samples, self.digest)
         columns, federation = spec.columns(frame, fed.x), spec.recipe.ranges if spec.recipe else None
         if not validation:
-            own_ranges = None if columns is None or federation else Ranges.fit(columns)
-            return dataclasses.replace(posterior, ranges=own_ranges)
+            if columns is None or federation or len(fed.y) < LEAST_OWN:
+                return posterior
+            own_ranges = Ranges.fit(columns)
+            return dataclasses.replace(posterior, ranges=own_ranges, range_limit=own_ranges.crossed_limit(columns))
         (train, y_train), (held, y_held) = ((fed.x[r], fed.y[r]) for r in (fed.train[0], fed.val[0]))
         checks: dict[str, Any] = {}
         if (features := posterior.features(train)) is not None and len(train) >= LEAST_DENSITY:
@@ -282,7 +285,9 @@ def load_posterior(path: str | os.PathLike[str], model: nn.Module | str | os.Pat
             raise InputError("Its costs of decisions are not those of its classes.")
         samples = sample_count(metadata["samples"])
         ranges = Ranges.from_json(metadata["ranges"]) if "ranges" in metadata else None
-        return Posterior(family(**leaves), input_spec, offset, samples, metadata.get("prior", ""), trust, ranges)
+        if (limit := metadata.get("range_limit")) is not None and not math.isfinite(limit):
+            raise ValueError("a limit of values that is not finite")
+        return Posterior(family(**leaves), input_spec, offset, samples, metadata.get("prior", ""), trust, ranges, limit)
 
 
 @contextmanager

@@ -280,14 +280,14 @@ class Trust:
 
 
 def flagged(
-    p: Prediction | Regression | MultiPrediction, columns: Columns, usual: Ranges
+    p: Prediction | Regression | MultiPrediction, columns: Columns, usual: Ranges, limit: float | None = None
 ) -> Prediction | Regression | MultiPrediction:
     """Return a prediction with the flags and alarms of values by column, where no validation rows have set limits.
 
-    `usual` tells what the columns hold over all sites, or at the client. Of rows like those, at most a share
-    `FALSE_ALARMS` has an alarm.
+    `usual` tells what the columns hold over all sites, or at the client. Of rows like those, at most about a share
+    `FALSE_ALARMS` has an alarm; `limit`, by default `usual.threshold()`, is the novelty beyond which a value raises it.
     """
-    return replace(p, checks=_checked_values(columns, usual, Limits(usual.threshold())))
+    return replace(p, checks=_checked_values(columns, usual, Limits(usual.threshold() if limit is None else limit)))
 
 
 def _checked_values(

@@ -59,10 +59,16 @@ def test_every_way_to_hold_dates_gives_the_same_values():
     assert str(parse_dates(pd.Series(["2024-01-31T10:30:00,5+02:00"]), "c")[0]) == "2024-01-31T10:30:00"
 
 
-@pytest.mark.parametrize("wrong", ["31.01.2024", "2024-02-30", "2024-13-01", "20240131", "soon", "2024-01-31T25:00", 5])
+@pytest.mark.parametrize("wrong", ["31.01.2024", "2024-02-30", "2024-13-01", "20241331", "soon", "2024-01-31T25:00", 5])
 def test_anything_but_iso_dates_is_named(wrong):
     with pytest.raises(InputError, match=r"Column 'admitted' has .* in row 2, which is no ISO date such as 2024-01-31"):
         parse_dates(pd.Series(["2024-01-31", wrong], dtype=object), "admitted")
+
+
+@pytest.mark.parametrize("column", [[19651128, 19401341], [19651128.0, None, 19401341], ["20240131", "unknown"]])
+def test_the_wrong_one_of_eight_digits_is_named(column):
+    with pytest.raises(InputError, match=rf"has '{column[-1]}' in row {len(column)}, which is no ISO date"):
+        parse_dates(pd.Series(column), "born")
 
 
 def test_dates_are_refused_with_the_way_out_until_a_flag_names_them():
@@ -187,5 +193,6 @@ def test_numbers_of_dates_are_dates_where_a_flag_names_them():
     numbers = days.strftime("%Y%m%d").astype(int)
     np.testing.assert_array_equal(read(table(admitted=numbers), dates="admitted").x, read(table(), dates="admitted").x)
     notes = read(table(admitted=numbers)).manifest["notes"]
-    assert len(notes) == 1 and "'admitted' looks like dates, such as 20230101, but is used as a number" in notes[0]
+    assert len(notes) == 1 and "'admitted' looks like dates (YYYYMMDD), but is used as a number" in notes[0]
+    assert "2023" not in notes[0]  # which may be a birth date
     assert "notes" not in read(table(admitted=np.arange(60) % 7 + 20230199)).manifest

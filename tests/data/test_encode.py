@@ -135,7 +135,8 @@ def test_a_table_of_several_clients_makes_no_single_posterior(tmp_path):
     table.to_csv(tmp_path / "all.csv", index=False)
     for learn in (prior.personalize, lambda rows: fedabml.compare_at_site(prior, rows)):
         for rows in (table, tmp_path / "all.csv"):
-            with pytest.raises(InputError, match=r"rows of \d+ clients in its column 'site'.*frame\['site'\] == NAME"):
+            way = r"frame\['site'\] == NAME.*personalize RUN --client NAME.*leave 'site' out"
+            with pytest.raises(InputError, match=rf"rows of \d+ clients in its column 'site'.*{way}"):
                 learn(rows)
     prior.personalize(table[table.site == "s1"], epochs=1)
 

@@ -12,6 +12,7 @@ from fedabml.cli import app
 from fedabml.data import images
 from fedabml.data.images import ImageRecipe
 from fedabml.errors import InputError
+from tests.cli.command import run as command
 
 Image = pytest.importorskip("PIL.Image")
 CLASSES = ("cat", "dog")
@@ -168,6 +169,23 @@ def test_what_stands_beside_files_of_clients_is_never_left_out(tmp_path):
     np.save(tmp_path / "e.npy", np.zeros(3))
     with pytest.raises(InputError, match=r"e.npy' is no .npz file"):
         fedabml.Federation.from_folder(tmp_path)
+
+
+def test_documents_and_what_an_inspection_writes_may_stand_beside_clients(tmp_path, folder):
+    files = tmp_path / "files"
+    files.mkdir()
+    np.savez(files / "a.npz", x=np.zeros((4, 2)), y=[0, 1, 0, 1])
+    for data in (folder, files):
+        before = fedabml.Federation.from_folder(data)
+        for name in ("README", "README.md", "LICENSE.txt", "notes.md"):
+            (data / name).write_text("about these data")
+        for _ in range(2):
+            command("data", "inspect", "--data", data, "--out", data, "--force")
+        again = fedabml.Federation.from_folder(data)
+        assert again.names == before.names and np.array_equal(again.x, before.x)
+    (files / "site B.txt").write_text("1 2 3")
+    with pytest.raises(InputError, match=r"site B.txt' is no .npz file"):
+        fedabml.Federation.from_folder(files)
 
 
 def test_a_class_of_test_images_alone_is_refused(folder):

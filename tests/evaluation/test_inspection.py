@@ -179,7 +179,7 @@ def test_rows_that_one_client_has_twice_are_named():
 def test_numbers_that_look_like_dates_are_named():
     days = pd.Series(pd.date_range("2015-01-01", periods=N)).dt.strftime("%Y%m%d").astype(int)
     (found,) = warnings(frame(day=days))
-    assert "'day' looks like dates, such as 20150101" in found and "--date-columns day" in found
+    assert "'day' looks like dates (YYYYMMDD), but" in found and "2015" not in found and "--date-columns day" in found
     assert warnings(frame(day=days), dates="day") == ()
 
 

@@ -18,7 +18,7 @@ from fedabml.errors import InputError
 from fedabml.evaluation import calibration
 from fedabml.evaluation.density import LEAST_ENTROPY, Strangeness
 from fedabml.experiments.paper.outside import auroc
-from fedabml.files.sealed import read_tensors
+from fedabml.files.sealed import read_tensors, write_tensors
 from fedabml.runs.trust import Trust
 from tests.cli.command import run as command
 
@@ -311,6 +311,9 @@ def test_why_distances_are_not_judged_is_said(hospital, digits, tmp_path):
         by_values,
         "limits      by the client's own rows: made without --validation",
     ]
+    assert alarm_lines(federated.personalize(rows.head(12))) == [
+        "alarms      none: made without --validation by fewer than 25 rows, too few to tell usual values"
+    ]
     assert alarm_lines(prior.personalize(rows.head(30), validation=0.3)) == [
         by_values,
         "distances   not judged: 9 validation rows are too few, 39 suffice",
@@ -323,6 +326,28 @@ def test_why_distances_are_not_judged_is_said(hospital, digits, tmp_path):
     assert alarm_lines(dataclasses.replace(digits[0], trust=None)) == ["alarms      none: made without --validation"]
     few = dataclasses.replace(digits[0], trust=dataclasses.replace(digits[0].trust, density=None))
     assert alarm_lines(few) == ["alarms      none", "distances   not judged: fewer than 10 rows to train on"]
+
+
+@pytest.mark.parametrize("rows", [25, 40, 200])
+def test_the_own_rows_of_a_client_set_a_limit_that_holds_for_new_rows(rows, tmp_path):
+    random = np.random.default_rng(0)
+    x, new, y = random.lognormal(size=(rows, 20)), random.lognormal(size=(2000, 20)), np.arange(rows) % 2
+    fed = fedabml.Federation.from_arrays([(x, y), (x, y)])
+    prior = fedabml.train(fed, "mlr", rounds=1, participation=1.0, epochs=1, evaluate=False).prior
+    posterior = prior.personalize(x, y, epochs=1, lr=1e-4)
+    path = posterior.save(tmp_path / "p.safetensors")
+    again = fedabml.load_posterior(path)
+    assert again.range_limit == posterior.range_limit
+    assert again.predict(new).checks.alarm.mean() < 0.11
+    new[:, 3] *= 1000
+    assert again.predict(new).checks.alarm.mean() > 0.99
+    tensors, metadata = read_tensors(path)
+    write_tensors(path, tensors, metadata | {"range_limit": None})  # as files of earlier versions
+    old = fedabml.load_posterior(path)
+    assert old.ranges == posterior.ranges and old.predict(new).checks.alarm.all()
+    write_tensors(path, tensors, metadata | {"range_limit": "high"})
+    with pytest.raises(InputError, match=r"p\.safetensors"):
+        fedabml.load_posterior(path)
 
 
 def test_the_effect_of_a_calibration_of_several_labels_is_cross_validated():
