@@ -68,7 +68,9 @@ class Study:
         return [
             {"error": str(outcome)}
             if isinstance(outcome, TrainingError)
-            else {name: outcome.summary[key_of_all(name, outcome.summary)] for name in WATCHED if name in outcome.summary}
+            else {
+                name: outcome.summary[key_of_all(name, outcome.summary)] for name in WATCHED if name in outcome.summary
+            }
             for outcome in evaluate_after((epochs,), [entry(sim, sim.cohort) for sim in sims], split)[0]
         ]
 

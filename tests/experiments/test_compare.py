@@ -249,7 +249,11 @@ def test_a_curve_of_a_regression_counts_clients_of_few_rows_as_the_table_does(tm
         x = rng.normal(size=(20 + test, 2)).astype("float32")
         y = (x @ [1.0, site]).astype("float32")
         np.savez(tmp_path / f"sites/{site}.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
-    words = ["--data", tmp_path / "sites", *shlex.split("--model mlr --participation 1 --algorithms fedavg --epochs 1 --seeds 1")]
+    words = [
+        "--data",
+        tmp_path / "sites",
+        *shlex.split("--model mlr --participation 1 --algorithms fedavg --epochs 1 --seeds 1"),
+    ]
     for name, options in (("short", ["--rounds", 2]), ("long", ["--rounds", 4, "--eval-every", 2])):
         run("compare", *words, *options, "--out", tmp_path / name, "--quiet")
     short, long = (json.loads((tmp_path / name / "table.json").read_text())["rows"][0] for name in ("short", "long"))
