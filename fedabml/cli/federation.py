@@ -78,7 +78,7 @@ def init(
         date_columns (A,B): Table: columns with dates.
         task (WORD): classification, regression or multilabel. [default: from the data]
         image_size (N): Images: side in pixels.
-        positive_class (NAME): Table with two classes: the class that recall and precision are about. [default: the second]
+        positive_class (NAME): Table, two classes: the one that recall is about. [default: the second by name]
         name (NAME): Name of the federation. [default: the folder's]
         port (N): Port to which sites connect; no other port need be open.
         superlink_port (N): Port of Flower's SuperLink, which only programs on this machine can reach.
