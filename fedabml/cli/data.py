@@ -26,12 +26,13 @@ FOLDER = {DATA: ("data_dir",)}
 DIVISION = {
     DATA: (
         *("client_column", "target_column", "drop_columns", "id_column", "date_columns", "split_by"),
-        *("task", "test_share", "image_size", "partition", "clients", "classes_per_client"),
+        *("positive_class", "task", "test_share", "image_size", "partition", "clients", "classes_per_client"),
         *("distinct", "dirichlet_alpha", "seed", "validation", "drop_small", "data_dir"),
     )
 }
-SCHEMA = ("target_column", "drop_columns", "id_column", "date_columns", "task", "image_size")  # what describes one site
-NO_SITE = (*(key for key in DIVISION[DATA] if key not in (*SCHEMA, "positive_class", "seed", "data_dir")), "out")
+# What describes one site.
+SCHEMA = ("target_column", "drop_columns", "id_column", "date_columns", "task", "image_size", "positive_class")
+NO_SITE = (*(key for key in DIVISION[DATA] if key not in (*SCHEMA, "seed", "data_dir")), "out")
 
 
 @app.command("list")
@@ -168,9 +169,6 @@ def inspect(
 
 def _save_schema(ctx: typer.Context, plan: RunConfig, path: Path, force: bool) -> None:
     """Draft the schema of one site's data and write it."""
-    from dataclasses import replace
-
-    from ..data.encode import positive_last
     from ..federation import schema
     from ..files.paths import check_new
 
@@ -182,9 +180,6 @@ def _save_schema(ctx: typer.Context, plan: RunConfig, path: Path, force: bool) -
     check_new(path, force=force)
     options = {key: value for key in SCHEMA if (value := getattr(plan, key)) is not None}
     drafted = schema.draft(plan.data, **options)
-    if plan.positive_class is not None:
-        classes = positive_last(drafted.classes, plan.positive_class, f"'{plan.data}'")
-        drafted = replace(drafted, classes=classes)
     drafted.save(path)
     print_line(f"schema    {path} (read it: the operator and every site receive it)")
 

@@ -40,6 +40,7 @@ def init(
     date_columns: str = "",
     task: str | None = None,
     image_size: int | None = None,
+    positive_class: str | None = None,
     name: str | None = None,
     port: int = 8443,
     superlink_port: int = 8180,
@@ -77,6 +78,7 @@ def init(
         date_columns (A,B): Table: columns with dates.
         task (WORD): classification, regression or multilabel. [default: from the data]
         image_size (N): Images: side in pixels.
+        positive_class (NAME): Table, two classes: the one that recall is about. [default: the second by name]
         name (NAME): Name of the federation. [default: the folder's]
         port (N): Port to which sites connect; no other port need be open.
         superlink_port (N): Port of Flower's SuperLink, which only programs on this machine can reach.
@@ -92,6 +94,7 @@ def init(
         "date_columns": tuple(split_words(date_columns)),
         "task": task,
         "image_size": image_size,
+        "positive_class": positive_class,
     }
     if (data is None) == (schema is None):
         raise InputError("Give the inputs by one of two flags: --data PATH for an example, --schema FILE for a schema.")

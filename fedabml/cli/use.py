@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..runs.prepare import Setup
     from ..runs.trust import Trust
 
+HARM = 1.05  # how many times the NLL before it that after a calibration is, from which a line warns
 MOST_CAUSES = 6  # of alarms that a line names
 MOST_NAMED = 10  # columns that a note names
 
@@ -255,7 +256,8 @@ def trust_lines(trust: Trust | None, several: bool, positive: str = "") -> list[
         how = f"temperature {trust.temperature:.3g}" if trust.kind == "temperature" else trust.kind
         pairs = [("NLL", trust.nll_before, trust.nll_after), ("ECE", trust.ece_before, trust.ece_after)]
         effect = ", ".join(f"{name} {number(a)} → {number(b)}" for name, a, b in pairs if b is not None)
-        harm = trust.nll_after is not None and trust.nll_after > trust.nll_before
+        # Where calibration changes nothing, chance alone makes the NLL rise a little in about half of all cases.
+        harm = trust.nll_after is not None and trust.nll_after > HARM * trust.nll_before
         worse = "; the NLL rises, and --calibration none leaves the probabilities as they are" * harm
         lines.append(f"calibration {how}" + ("" if trust.kind == "none" else f": {effect} (cross-validated){worse}"))
     if trust.threshold is not None:

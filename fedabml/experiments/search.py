@@ -29,6 +29,7 @@ from ..data import Federation
 from ..errors import InputError
 from ..evaluation.measures import (
     MEASURES,
+    OF_NUMBERS,
     OF_POSITIVE,
     client_measure,
     key_of_all,
@@ -199,6 +200,7 @@ class Search:
                     rank = (round(-MEASURES[measure].distance(value), 6), -nll)
                     personal = scores[0].personal
                     some_left = summaries[0].get(key_of_large(measure, summaries[0])) is not None
+                    some_left = some_left and client_measure(measure) not in OF_NUMBERS
                     who, base = of_large(measure, summaries[0]) * some_left, _base(summaries, measure)
                     found = replace(failed, personal=personal, value=value, nll=nll, rank=rank, error=None)
                     scored.append(replace(found, who=who, base=base))
@@ -268,8 +270,12 @@ class Search:
 
 
 def measured(summary: Table, measure: str) -> float | None:
-    """Return a measure without the clients of few rows, as pages show it; of all clients where every one has few."""
-    value: float | None = summary.get(key_of_large(measure, summary))
+    """Return a measure without the clients of few rows, as pages show it; of all clients where every one has few.
+
+    The measures of a regression are of all clients, as the table of `compare` has them.
+    """
+    of_numbers = client_measure(measure).removeprefix("base_") in OF_NUMBERS
+    value: float | None = None if of_numbers else summary.get(key_of_large(measure, summary))
     return summary.get(key_of_all(measure, summary)) if value is None else value
 
 
@@ -297,5 +303,5 @@ def _clear_loss(measure: str, result: Result, other: Result) -> str | None:
     gains = [distance(b) - distance(a) for a, b in pairs if a is not None and b is not None]
     if len(gains) < 2 or statistics.fmean(gains) >= -3 * statistics.stdev(gains) / math.sqrt(len(gains)):
         return None
-    value, least = (one_result.scores[0].summary[measure] for one_result in (result, other))
+    value, least = (measured(one_result.scores[0].summary, measure) for one_result in (result, other))
     return f"{measure} is {value:.4f}, clearly worse than {least:.4f}"

@@ -24,6 +24,7 @@ from ..engine.lanes import Lanes
 from ..engine.rounds import Simulation
 from ..engine.setting import Cohort
 from ..errors import TrainingError
+from ..evaluation.measures import key_of_all
 from ..evaluation.scoring import Entry, evaluate_after
 from ..runs.config import RunConfig, Table
 
@@ -59,12 +60,17 @@ class Study:
         return 1.0
 
     def watch(self, sims: Sequence[Simulation], split: str) -> list[Table]:
-        """Return what is recorded of runs side by side after a round of the curve, scored on the rows of `split`."""
+        """Return what is recorded of runs side by side after a round of the curve, scored on the rows of `split`.
+
+        Measures are over all clients, those of few rows, too, as the comparison's table has them.
+        """
         epochs = sims[0].cohort.algorithm.personal_epochs
         return [
             {"error": str(outcome)}
             if isinstance(outcome, TrainingError)
-            else {name: outcome.summary[name] for name in WATCHED if name in outcome.summary}
+            else {
+                name: outcome.summary[key_of_all(name, outcome.summary)] for name in WATCHED if name in outcome.summary
+            }
             for outcome in evaluate_after((epochs,), [entry(sim, sim.cohort) for sim in sims], split)[0]
         ]
 

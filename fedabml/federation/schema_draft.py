@@ -19,6 +19,7 @@ import numpy as np
 from ..arguments import checked_integer
 from ..data.arrays import as_features, as_targets, check_task
 from ..data.dates import clock, has_times, parse_dates
+from ..data.encode import positive_last
 from ..data.images import LARGEST_SIZE, ImageRecipe
 from ..data.recipe import MAX_CATEGORIES, as_text, choose_task, is_numeric, numbers, refuse_gaps
 from ..errors import InputError, nearest
@@ -41,22 +42,29 @@ def draft_schema(
     date_columns: Sequence[str] | str = (),
     task: str | None = None,
     image_size: int | None = None,
+    positive_class: str | None = None,
 ) -> Schema:
     """Return the schema of one site's data: a table, an .npz file of one client, or a folder of images, class/*.png.
 
     A table needs the `target_column`. Its columns `drop_columns` and `id_column` are left out, `date_columns` hold ISO
-    dates. `image_size` is the side in pixels to which all images are resized.
+    dates. `image_size` is the side in pixels to which all images are resized. Of a table's two classes
+    `positive_class` comes second.
     """
     drop, dates = _listed(drop_columns), _listed(date_columns)
     data = open_data(Path(path), [id_column] if id_column else [])
     kind = kind_of(data)
     if kind != "table" and (target_column or drop or id_column or dates):
         raise InputError(f"'{path}' is no table, so it has no columns to choose. Leave those options out.")
+    if kind != "table" and positive_class:
+        raise InputError(f"'{path}' is no table, so --positive-class has no target to choose from. Leave it out.")
     if kind != "images" and image_size is not None:
         raise InputError(f"'{path}' is no folder of images, so image_size has nothing to resize. Leave it out.")
     if kind == "table":
         schema = _of_table(data, str(path), target_column, {*drop, *([id_column] if id_column else [])}, dates, task)
         schema = dataclasses.replace(schema, id=id_column)
+        if positive_class:
+            subject = f"'{path}': the target '{target_column}'"
+            schema = dataclasses.replace(schema, classes=positive_last(schema.classes, positive_class, subject))
     else:
         schema = _of_arrays(data, task) if kind == "arrays" else _of_images(data, task, image_size)
     return Schema.of(schema.to_json(), f"The schema of '{path}'")

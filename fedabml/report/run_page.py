@@ -14,9 +14,12 @@ from ..evaluation.measures import (
     FEW_OF_CLASS,
     FEW_ROWS,
     MEASURES,
+    OF_POSITIVE,
     WORST_TENTH,
     Measure,
+    client_measure,
     in_words,
+    key_of_all,
     of_large,
 )
 from . import figures, thin, unseen
@@ -124,7 +127,7 @@ def _tiles(run: Run) -> Section:
     for key, measure in MEASURES.items():
         two_classes = key != "auroc_pooled" or run.number("recall_pooled") is not None
         if key in always or (key in _TILES and two_classes and run.number(key) is not None):
-            value = _formatted(run, measure)
+            value = _formatted(run, measure, run.number(key))
             css_class = "lead" if key == lead else "words" if value == TOO_FEW else ""
             measure = in_words(measure, run.summary)
             meaning = f"{measure.meaning} {_of_large(run, key)}".rstrip()
@@ -166,9 +169,8 @@ def _of_large(run: Run, key: str) -> str:
     return of_large(key, run.summary)
 
 
-def _formatted(run: Run, measure: Measure) -> str:
+def _formatted(run: Run, measure: Measure, value: float | None) -> str:
     """Format the run's value of a measure, or the reason why there is none."""
-    value = run.number(measure.key)
     if value is None:
         return TOO_FEW if _of_large(run, measure.key) else MISSING
     return measure.format(value)
@@ -187,7 +189,11 @@ def _small_note(run: Run) -> list[str]:
 
 def _comparison(runs: Sequence[Run]) -> Section:
     """Show every measure of every run, with a star at the best."""
-    known = (m for m in MEASURES.values() if any(run.number(m.key) is not None for run in runs))
+    mixed = len({tuple(run.classes) for run in runs if len(run.classes) == 2}) > 1
+    of_one = [m.key for m in MEASURES.values() if mixed and client_measure(m.key) in OF_POSITIVE]
+    known = (
+        m for m in MEASURES.values() if m.key not in of_one and any(_compared(run, m.key) is not None for run in runs)
+    )
     shared = runs[0].summary if len({tuple(run.classes) for run in runs}) == 1 else {}
     measures = [in_words(measure, shared) for measure in known]
     settings = [key for key in ("dataset", "model", "seed", "rounds") if len({str(run.fact(key)) for run in runs}) > 1]
@@ -197,7 +203,8 @@ def _comparison(runs: Sequence[Run]) -> Section:
         cells = [Cell(run.name, i), *(Cell(str(MISSING if run.fact(k) is None else run.fact(k))) for k in settings)]
         for measure in measures:
             star = run.name in best[measure.key]
-            cells.append(Cell(_formatted(run, measure) + " ★" * star, run.number(measure.key), star))
+            value = _compared(run, measure.key)
+            cells.append(Cell(_formatted(run, measure, value) + " ★" * star, value, star))
         rows.append(Row(cells, run=i))
     notes = ["★ marks the best run of a column among runs on the same data. Press a heading to sort by it."]
     bases = [_base_rate(runs, measure) for measure in measures]
@@ -207,16 +214,23 @@ def _comparison(runs: Sequence[Run]) -> Section:
         rows.append(Row([Cell("base rate"), *[Cell(MISSING)] * len(settings), *cells]))
         notes.append(BASE_NOTE)
     head = ["Run", *(key.capitalize() for key in settings), *(measure.title for measure in measures)]
-    who = {m.key: next(filter(None, (_of_large(run, m.key) for run in runs)), "") for m in measures}
+    who = {m.key: next((who for r in runs if not r.regression and (who := _of_large(r, m.key))), "") for m in measures}
     hints = [*[""] * (1 + len(settings)), *(f"{m.meaning} {who[m.key]}".rstrip() for m in measures)]
     if len({run.dataset for run in runs}) > 1:
         notes.append("The runs use different data: the charts show them together, but their numbers do not compare.")
+    if any(run.number(key) is not None for key in of_one for run in runs):
+        notes.append("The runs have different positive classes: recall and other measures of this class are left out.")
     return Section(tables=[Table(head, rows, hints)], notes=notes)
+
+
+def _compared(run: Run, key: str) -> float | None:
+    """Return the run's measure as several runs have it: of a regression over all clients, as earlier versions have."""
+    return run.number(key_of_all(key, run.summary) if run.regression else key)
 
 
 def _base_rate(runs: Sequence[Run], measure: Measure) -> float | None:
     """Return the base rate's measure if it is the same for all runs, as it is on the same data."""
-    values = {run.number(f"base_{measure.key}") for run in runs}
+    values = {_compared(run, f"base_{measure.key}") for run in runs}
     return values.pop() if len(values) == 1 else None
 
 
@@ -224,7 +238,8 @@ def _best_runs(runs: Sequence[Run], measure: Measure) -> set[str]:
     """Return the names of the best runs by a measure, each among the runs on the same data."""
     winners = set[str]()
     for data in {run.dataset for run in runs} if measure.target is not None else ():
-        scores = [(run.name, v) for run in runs if run.dataset == data and (v := run.number(measure.key)) is not None]
+        same = (run for run in runs if run.dataset == data)
+        scores = [(run.name, value) for run in same if (value := _compared(run, measure.key)) is not None]
         distances = {name: measure.distance(value) for name, value in scores}
         least = min(distances.values(), default=0.0)
         winners |= {name for name, distance in distances.items() if distance == least < max(distances.values())}

@@ -99,7 +99,9 @@ class SiteReport:
         few = " So few rows give no interval, and the differences may be chance." if self.rows < FEW_OF_CLASS else ""
         if not few and "°" in more:
             few = f" ° With fewer than {FEW_OF_CLASS} rows of a class, chance decides this value."
-        return f"{best[0].upper()}{best[1:]} serves this site best: {scored}; {', '.join(parts)}.{few}"
+        base = self.base.get("NLL", math.nan)
+        better = f" The base rate is better still: NLL {base:.3f}." if base < self.nll[self.best] else ""
+        return f"{best[0].upper()}{best[1:]} serves this site best: {scored}; {', '.join(parts)}.{better}{few}"
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the head and the rows of a table of all scores, a row per model."""

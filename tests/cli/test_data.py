@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from fedabml.federation.schema import Schema, draft
+from fedabml.federation.schema import Schema, check, draft
+from fedabml.federation.site_data import open_data
 from tests.cli.command import run
 from tests.federation.start import TABLE, frame
 
@@ -49,6 +50,20 @@ def test_a_site_describes_its_data_without_any_row(tmp_path, monkeypatch):
     assert "Zaphod" not in text and "free text" not in text and "0-0001" not in text  # rare words, rows, identifiers
     assert "exists" in run("data", "inspect", "a.csv", *words, "--schema", "schema.toml", code=2).stderr
     run("data", "inspect", "a.csv", *words, "--schema", "schema.toml", "--force")
+
+
+def test_a_site_chooses_the_positive_class_of_its_schema(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    frame(0).drop(columns=["patient", "admitted", "note"]).to_csv("a.csv", index=False)
+    words = ("--data", "a.csv", "--target-column", "ill", "--positive-class")
+    run("data", "inspect", *words, "no", "--schema", "schema.toml")
+    assert Schema.load("schema.toml").classes == ("yes", "no")
+    site = open_data(tmp_path / "a.csv")
+    assert check(Schema.load("schema.toml"), site) == check(draft("a.csv", target_column="ill"), site)
+    refused = run("data", "inspect", *words, "perhaps", "--schema", "other.toml", code=2).stderr
+    assert "no class 'perhaps'" in refused and not (tmp_path / "other.toml").exists()
+    run("federation", "init", "fed", "--host", "localhost", "--sites", "a", *words, "no")
+    assert Schema.load("fed/schema.toml").classes == ("yes", "no")
 
 
 @pytest.mark.parametrize(

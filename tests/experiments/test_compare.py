@@ -242,6 +242,27 @@ def test_a_curve_is_in_the_table_and_on_the_page_with_its_bands(watched):
     )
 
 
+def test_a_curve_of_a_regression_counts_clients_of_few_rows_as_the_table_does(tmp_path):
+    rng = np.random.default_rng(0)
+    (tmp_path / "sites").mkdir()
+    for site, test in enumerate((2, 20, 20)):
+        x = rng.normal(size=(20 + test, 2)).astype("float32")
+        y = (x @ [1.0, site]).astype("float32")
+        np.savez(tmp_path / f"sites/{site}.npz", x_train=x[:20], y_train=y[:20], x_test=x[20:], y_test=y[20:])
+    words = [
+        "--data",
+        tmp_path / "sites",
+        *shlex.split("--model mlr --participation 1 --algorithms fedavg --epochs 1 --seeds 1"),
+    ]
+    for name, options in (("short", ["--rounds", 2]), ("long", ["--rounds", 4, "--eval-every", 2])):
+        run("compare", *words, *options, "--out", tmp_path / name, "--quiet")
+    short, long = (json.loads((tmp_path / name / "table.json").read_text())["rows"][0] for name in ("short", "long"))
+    assert [point["round"] for point in long["curve"]] == [2, 4]
+    assert [point["rmse"] for point in long["curve"]] == pytest.approx([short["rmse"], long["rmse"]])
+    summary = json.loads(lines(tmp_path / "short")[0])["scores"][0]["summary"]
+    assert short["rmse"] == summary["rmse_all"] != pytest.approx(summary["rmse"])
+
+
 def test_to_watch_changes_no_number_and_unwatched_cells_keep_their_identity(watched, whole, tmp_path):
     run("compare", *SMALL, *WATCHED, "--out", "plain", "--quiet")
     assert (tmp_path / "plain/clients.csv").read_text() == (watched / "clients.csv").read_text()

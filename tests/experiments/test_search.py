@@ -46,6 +46,20 @@ def test_a_search_leaves_out_clients_of_few_rows_as_pages_do(large, value, who):
     assert tuned.decided_by == (f"{key} of clients {who}" if who else key) and tuned.base == (0.3, 0.7)
 
 
+@pytest.mark.parametrize("left_out", [{}, {"rmse": 0.5, "nll": 0.25, "base_rmse": 0.75, "base_nll": 0.125}])
+def test_a_search_of_a_regression_counts_all_clients_as_cells_of_before_do(left_out):
+    of_all = {"rmse": 1.0, "nll": 2.0, "base_rmse": 3.0, "base_nll": 4.0}
+    summary = {f"{key}_all" if left_out else key: value for key, value in of_all.items()} | left_out
+    search = Search(SMALL.with_changes(algorithm="fedavg"), {}, (100,), 1)
+    clients = [{"rmse": [1.0 + far, 1.25 + far]} for far in (0.0, 9.0)]
+    one, worse = (Result("", "fedavg", {}, [Score({}, summary, each)]) for each in clients)
+    trial = search.trial(0, search.start, [one], "rmse")
+    assert (trial.value, trial.rank, trial.who, trial.base) == (1.0, (-1.0, -2.0), "", (3.0, 4.0))
+    assert Tuned({"fedavg": [trial]}, "rmse", None).decided_by == "rmse"
+    worse.scores[0].clients["rmse"][0] = 10.5
+    assert "rmse is 1.0000" in _clear_loss("rmse", worse, one)  # the mean of the clients that are compared
+
+
 def test_a_search_by_recall_names_the_class():
     search, summary = Search(SMALL.with_changes(algorithm="fedavg"), {}, (100,), 1), {"recall": 0.5, "nll": 0.5}
     result = Result("", "fedavg", {}, [Score({}, summary, {})], {"class_names": ["no", "yes"]})

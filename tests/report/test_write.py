@@ -101,6 +101,27 @@ def test_a_comparison_marks_the_best_of_each_column(make_run: MakeRun, tmp_path:
     assert outline.headings.count("Who holds what: dirichlet") == 1  # one partition, drawn once
 
 
+def test_measures_of_different_positive_classes_do_not_compete(make_run: MakeRun, tmp_path: Path) -> None:
+    scores = {"recall": 0.974, "f1_pooled": 0.5, "auroc": 0.8}
+    runs = [make_run(names[1], class_names=names, **scores) for names in (["no", "yes"], ["yes", "no"])]
+    alike = make_run("alike", class_names=["no", "yes"], **scores)
+    page = write(runs, tmp_path / "r.html").read_text()
+    assert 'data-v="0.974"' not in page and 'data-v="0.5"' not in page and 'data-v="0.8"' in page
+    assert "different positive classes" in page
+    page = write([runs[0], alike], tmp_path / "r.html").read_text()
+    assert 'data-v="0.974"' in page and "different positive classes" not in page
+
+
+def test_several_regressions_are_compared_over_all_clients(make_run: MakeRun, tmp_path: Path) -> None:
+    of_all = {"rmse": 0.625, "base_rmse": 0.875}
+    runs = [make_run("old", regression=True, **of_all)]
+    new = {f"{key}_all": value for key, value in of_all.items()} | {"rmse": 0.4375, "base_rmse": 0.75}
+    runs += [make_run("new", regression=True, clients_small=1, **new)]
+    page = write(runs, tmp_path / "r.html").read_text()
+    assert page.count('data-v="0.625"') == 2 and page.count('data-v="0.875"') == 1
+    assert 'data-v="0.4375"' not in page and "rows or more" not in page
+
+
 def test_runs_on_other_data_do_not_compete_or_meet_client_by_client(make_run: MakeRun, tmp_path: Path) -> None:
     runs = [make_run("a", dataset="digits"), make_run("b", dataset="cifar10", accuracy=0.2)]
     page, outline = page_of(write(runs, tmp_path / "r.html"))

@@ -67,6 +67,9 @@ def test_two_classes_have_auroc_and_recall_with_intervals(two_classes):
     head, rows = report.table()
     assert head[-1] == "recall of class 1" and rows[-1] == ["the base rate", f"{nll:.3f}", "0.500", "0.000"]
     assert f"AUROC {report.scores[report.best]['AUROC']}" in report.sentence and report.sentence.count(".\n") == 0
+    below, above = (replace(report, base={"NLL": report.nll[report.best] + by}) for by in (-0.1, 0.1))
+    assert f" The base rate is better still: NLL {below.base['NLL']:.3f}." in below.sentence
+    assert "base rate" not in above.sentence
 
 
 def test_recall_follows_an_aim_whose_threshold_is_chosen_on_other_rows(two_classes):

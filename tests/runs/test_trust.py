@@ -363,7 +363,8 @@ def test_the_effect_of_a_calibration_of_several_labels_is_cross_validated():
     assert trust.nll_after > -np.log(scaled[np.arange(len(known)), known]).mean()
     said = trust_lines(trust, several=True)
     assert "ECE" not in "".join(said) and "rises" not in "".join(said)
-    harms = dataclasses.replace(trust, nll_after=trust.nll_before + 0.1)
+    chance, harms = (dataclasses.replace(trust, nll_after=trust.nll_before * by) for by in (1.04, 1.06))
+    assert "rises" not in trust_lines(chance, several=True)[1]
     assert "the NLL rises, and --calibration none" in trust_lines(harms, several=True)[1]
     assert trust_lines(trust, several=True)[-1].startswith("coverage    no sets")
 
