@@ -239,6 +239,7 @@ def calls(t):
                 "prior": "",
                 "trust": None,
                 "ranges": None,
+                "range_limit": None,
             },
         ),
         "create_app": (create_app, served),

@@ -62,8 +62,6 @@ def test_a_site_chooses_the_positive_class_of_its_schema(tmp_path, monkeypatch):
     assert check(Schema.load("schema.toml"), site) == check(draft("a.csv", target_column="ill"), site)
     refused = run("data", "inspect", *words, "perhaps", "--schema", "other.toml", code=2).stderr
     assert "no class 'perhaps'" in refused and not (tmp_path / "other.toml").exists()
-    run("federation", "init", "fed", "--host", "localhost", "--sites", "a", *words, "no")
-    assert Schema.load("fed/schema.toml").classes == ("yes", "no")
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,26 @@ def test_the_command_takes_a_schema_in_place_of_data(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_command_takes_a_positive_class(tmp_path):
+    frame(0).drop(columns=["patient", "admitted", "note"]).to_csv(tmp_path / "a.csv", index=False)
+    words = [
+        "federation",
+        "init",
+        tmp_path / "fed",
+        "--host",
+        "localhost",
+        "--sites",
+        "a",
+        "--data",
+        tmp_path / "a.csv",
+    ]
+    words += ["--target-column", "ill", "--positive-class", "no"]
+    made = subprocess.run([sys.executable, "-m", "fedabml", *map(str, words)], capture_output=True, text=True)
+    assert made.returncode == 0, made.stderr
+    assert Schema.load(tmp_path / "fed/schema.toml").classes == ("yes", "no")
+
+
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern")  # Flower calls pathspec by its old name
 def test_the_app_is_written_and_its_hash_is_what_sites_accept(tmp_path):
     app = pytest.importorskip("fedabml.federation.flower.app")
