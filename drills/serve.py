@@ -63,7 +63,7 @@ def posteriors(drop: tuple[str, ...] = ()) -> list[fedabml.Posterior]:
     """Return two posteriors of one prior, an MLP on the synthetic table without some columns."""
     fed = fedabml.read_table(patients(600, 0).drop(columns=[*drop]), client="site", target="ill")
     run = fedabml.train(fed, "mlp", fedabml.FedABML(lr=0.05), rounds=5, participation=1.0, epochs=1, evaluate=False)
-    own = patients(200, 1).drop(columns=[*drop])
+    own = patients(200, 1).assign(site="a").drop(columns=[*drop])
     return [run.prior.personalize(own, validation=0.3, seed=seed, epochs=seed + 1) for seed in (0, 1)]
 
 

@@ -195,7 +195,7 @@ def test_after_a_poison_a_federation_goes_back_to_the_state_before_it(tmp_path, 
             reply = dataclasses.replace(reply, tensors={k: v * 1e8 for k, v in reply.tensors.items()})
         return [] if order.round == 13 else [Arrival(order.site, reply)]
 
-    with pytest.raises(TrainingError, match="Round 1[23] was given up"):
+    with pytest.raises(TrainingError, match=r"Round 1[23] was given up"):
         lead(server, Wire(server, sites, tamper))
     rewind.go_back(server, 8)
     coordinator, events = lead(server, Wire(server, sites))
