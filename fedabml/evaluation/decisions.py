@@ -28,6 +28,7 @@ BOOTSTRAPPED_MACRO = ("balanced_accuracy", "f1")  # those of more than two class
 MOST_CLIENTS = 20_000  # up to which every client is measured; beyond it, only the pooled samples are
 MOST_CLASSES = 100  # up to which the confusion matrix is reported
 MOST_COLUMNS = 20  # classes up to which each client's rows, recall and precision are reported class by class
+MOST_CONFUSED = 5  # classes up to which each client's confusion matrix is reported, a column per cell
 QUANTILES = (0.05, 0.95)  # the ends of the 90% interval
 Scores = tuple[dict[str, np.ndarray], dict[str, Any], dict[str, Any]]
 """Measures by client, pooled measures, and details."""
@@ -46,8 +47,9 @@ def report(
     `owner` [n] ascends. `counts` [clients, classes] are the labels that each client trained on: they give the base
     rate, the score of a model that knows nothing but these counts. Clients with fewer than `SMALL` samples, or with so
     few of either of two classes, get 95% intervals: of accuracy and recall those of Wilson, of other measures those of
-    `bootstrap` (`accuracy_low`, `accuracy_high`, …). With the `names` of at most
-    `MOST_COLUMNS` classes, each client has columns by class, such as `recall[yes]`.
+    `bootstrap` (`accuracy_low`, `accuracy_high`, …). With the `names` of at most `MOST_COLUMNS` classes, each client
+    has columns by class, such as `recall[yes]`. With at most `MOST_CONFUSED`, it also has its confusion matrix:
+    `confusion[yes>no]` counts the rows of `yes` for which `no` was predicted.
     """
     clients, classes = counts.shape
     label, one_owner = probs.argmax(1), np.zeros(len(y), int)
@@ -62,6 +64,7 @@ def report(
         by_client |= _intervals(probs, y, owner, clients, specificity)
         if 0 < len(names) <= MOST_COLUMNS:
             by_client |= _by_class(class_counts(label, y, owner, clients, classes), names)
+            by_client |= _confused(label, y, owner, clients, names)
     details: dict[str, Any] = {"class_names": list(names)} if 0 < len(names) <= MOST_CLASSES else {}
     if classes <= MOST_CLASSES:
         recall, precision, f1 = (_listed(values[0]) for values in rates(*class_counts(label, y, one_owner, 1, classes)))
@@ -76,6 +79,18 @@ def _by_class(counts: tuple[np.ndarray, np.ndarray, np.ndarray], names: Sequence
     recall, precision, _ = rates(*counts)
     columns = {"rows": counts[1], "recall": recall, "precision": precision}
     return {f"{key}[{name}]": values[:, c] for c, name in enumerate(names) for key, values in columns.items()}
+
+
+def _confused(
+    label: np.ndarray, y: np.ndarray, owner: np.ndarray, clients: int, names: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Return every client's confusion matrix, by columns such as `confusion[yes>no]` (true > predicted)."""
+    classes = len(names)
+    if classes > MOST_CONFUSED:
+        return {}
+    cells = np.bincount((owner * classes + y) * classes + label, minlength=clients * classes**2)
+    table = cells.astype(float).reshape(clients, classes, classes)
+    return {f"confusion[{a}>{b}]": table[:, i, j] for i, a in enumerate(names) for j, b in enumerate(names)}
 
 
 def _intervals(

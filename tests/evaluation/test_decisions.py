@@ -232,6 +232,9 @@ def test_columns_by_class_have_the_names_of_the_classes():
             assert by_client[f"rows[{name}]"][client] == (t == c).sum()
             assert by_client[f"recall[{name}]"][client] == pytest.approx(recall[c])
             assert by_client[f"precision[{name}]"][client] == pytest.approx(precision[c])
+        names = details["class_names"]
+        for (a, b), count in np.ndenumerate(metrics.confusion_matrix(t, found, labels=range(3))):
+            assert by_client[f"confusion[{names[a]}>{names[b]}]"][client] == count
     many = report(
         np.full((4, 21), 1 / 21), np.zeros(4, int), np.zeros(4, int), np.ones((1, 21)), names=[*"abcdefghijklmnopqrstu"]
     )
