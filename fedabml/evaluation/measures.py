@@ -273,9 +273,9 @@ def in_words(measure: Measure, summary: Mapping[str, Any]) -> Measure:
         if key == "sensitivity":
             named = name.replace("sensitivity", f"sensitivity to {positive}")
         name = named if named != name else f"{first} of {positive}{comma}{rest}"
-        told = meaning.replace("the positive samples", f"the samples of {positive}")
-        told = told.replace("predicted positive that are", f"predicted as {positive} that are right")
-        meaning = told.replace("precision and recall", f"precision and recall of {positive}")
+        meaning = meaning.replace("the positive samples", f"the samples of {positive}")
+        meaning = meaning.replace("predicted positive that are", f"predicted as {positive} that are right")
+        meaning = meaning.replace("precision and recall", f"precision and recall of {positive}")
     if (label, name, meaning) == (measure.label, measure.name, measure.meaning):
         return measure
     return replace(measure, label=label, name=name, meaning=meaning)
