@@ -270,7 +270,7 @@ def _part_callbacks(cell: Cell, weights: Sequence[float], on_round: OnRound) -> 
 def _score_of(personal: Table, outcome: Evaluation | TrainingError, columns: Sequence[str], on: str) -> Score:
     """Return the score of an evaluation; `columns`, if any, adds these of every client, and the reliability.
 
-    Of two classes each client's rows of either are added, so that a reader sees whether a recall rests on two rows or on fifty.
+    Of two classes each client's rows of either are added: they tell whether a recall rests on two rows or on fifty.
     """
     if isinstance(outcome, TrainingError):
         return Score(personal, {}, {}, str(outcome), on)
