@@ -6,6 +6,8 @@ import dataclasses
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -90,6 +92,17 @@ def make_with(
     chosen = {**SETTINGS, "port": port, "superlink_port": superlink_port, **settings}
     folder = init(place / "federation", "127.0.0.1", list(members or paths), next(iter(paths.values())), **chosen)
     return Deployment(folder, paths, together)
+
+
+def start_module(name: str, words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a module of the drills as a process of its own session, with its output in `log`."""
+    root = str(Path(__file__).resolve().parents[1])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))}
+    command = [sys.executable, "-m", name, *words]
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=env, start_new_session=True
+        )
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:

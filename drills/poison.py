@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -35,7 +33,7 @@ from fedabml.files.paths import write
 from fedabml.files.sheets import markdown_table
 from fedabml.runs.provenance import code, hardware
 
-from .deployment import counted_sites, differences, end, listed, make, rounds_done, saved_state, until
+from .deployment import counted_sites, differences, end, listed, make, rounds_done, saved_state, start_module, until
 from .pages import wrapped
 from .poisons import HONEST, PLAN, POISONS, SCAFFOLD_POISONS, SENT, read_sent
 
@@ -91,7 +89,9 @@ def drill(place: Path, algorithm: str, kinds: tuple[str, ...]) -> list[dict[str,
     supervisor = None
     try:
         operate.up(folder.path, {name: paths[name] for name in SITES if name != BAD})
-        supervisor = _start(hostile, place)
+        hostile.make()
+        words = ["supervise", str(hostile.path)]
+        supervisor = start_module("drills.poisoned_worker", words, place / "hostile.log")
         until(lambda: _counts(folder, after=0), MOST, "a round with the hostile site while it is honest")
         facts = {"kinds": plan, "late_s": TIMEOUT + 3}
         (hostile.run / "plan.new").write_text(json.dumps(facts), encoding="utf-8")
@@ -122,18 +122,6 @@ def drill(place: Path, algorithm: str, kinds: tuple[str, ...]) -> list[dict[str,
     summary |= {"counted_again": again, "restarts": restarts, "left_processes": len(left), "timeout_s": TIMEOUT}
     made = {"code": code(), "hardware": hardware(torch.device("cpu"))}
     return [{"algorithm": algorithm, **each, **made} for each in [*lines, summary]]
-
-
-def _start(hostile: SiteFolder, place: Path) -> subprocess.Popen[bytes]:
-    """Start the supervisor of the hostile site, which `operate.down` ends."""
-    hostile.make()
-    root = str(Path(__file__).resolve().parents[1])
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))}
-    command = [sys.executable, "-m", "drills.poisoned_worker", "supervise", str(hostile.path)]
-    with (place / "hostile.log").open("wb") as log:
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, start_new_session=True
-        )
 
 
 def _counts(folder: ServerFolder, after: int) -> bool:

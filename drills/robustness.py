@@ -38,6 +38,7 @@ from fedabml.federation.settings import Settings, SiteSettings
 from fedabml.federation.site import Site
 from fedabml.runs.provenance import code, hardware
 
+from .false_site import falsified
 from .robustness_page import (
     ALGORITHMS,
     ATTACKS,
@@ -60,6 +61,8 @@ from .robustness_page import (
 
 OUT = Path(__file__).resolve().parents[1] / "results/reliability/robustness.jsonl"
 ID = "d" * 32
+DEFAULTS: dict[str, Any] = {"model_options": {"hidden": [32]}, "epochs": 2, "batch_size": 20}
+DEFAULTS |= {"participation": 1.0, "prior_every": 0}
 Deliver = Callable[[Order, Reply], list[Arrival]]
 
 
@@ -105,28 +108,26 @@ def set_up(place: Path, fed: fedabml.Federation, **settings: Any) -> tuple[Serve
     """Make the folders of a server and of one site for every client."""
     server = ServerFolder(place / "server")
     server.make()
-    defaults: dict[str, Any] = {
-        "model_options": {"hidden": [32]},
-        "epochs": 2,
-        "batch_size": 20,
-        "participation": 1.0,
-        "prior_every": 0,
-    }
-    Settings(federation=ID, name="drill", host="localhost", **(defaults | settings)).save(server.settings_file)
+    Settings(federation=ID, name="drill", host="localhost", **(DEFAULTS | settings)).save(server.settings_file)
     pem = "-----BEGIN PUBLIC KEY-----\n{:A>60}\n-----END PUBLIC KEY-----\n"
     server.save_sites([Member(f"site-{i}", i, pem.format(i)) for i in range(fed.clients)])
-    sites = {}
-    for i in range(fed.clients):
-        site = sites[f"site-{i}"] = SiteFolder(place / f"site-{i}")
+    whole, paths = write_data(place, fed)
+    sites = {name: SiteFolder(place / name) for name in paths}
+    for name, site in sites.items():
         site.make()
-        data, rows = site.path / "data.npz", fed.train[i]
-        np.savez(data, x=fed.x[rows], y=fed.y[rows])
-        own = SiteSettings(federation=ID, name=f"site-{i}", server="localhost:1", data=str(data))
+        own = SiteSettings(federation=ID, name=name, server="localhost:1", data=str(paths[name]))
         own.save(site.settings_file)
-    whole = place / "all.npz"  # one site alone may lack a class
-    np.savez(whole, x=fed.x[fed.train.index], y=fed.y[fed.train.index])
     draft(whole).save(server.schema_file)
     return server, sites
+
+
+def write_data(place: Path, fed: fedabml.Federation) -> tuple[Path, dict[str, Path]]:
+    """Write the training rows of every client to a file; return the file of them all and those of the sites."""
+    rows = {f"site-{i}": fed.train[i] for i in range(fed.clients)} | {"all": fed.train.index}
+    paths = {name: place / f"{name}.npz" for name in rows}
+    for name, path in paths.items():
+        np.savez(path, x=fed.x[rows[name]], y=fed.y[rows[name]])
+    return paths.pop("all"), paths  # the schema is that of all rows: one site alone may lack a class
 
 
 def lead(server: ServerFolder, network: Network) -> tuple[Coordinator, list[Line]]:
@@ -178,36 +179,42 @@ def malicious(seeds: int, rounds: int, done: set[str]) -> Iterator[Line]:
 
 
 def attacked(fed: fedabml.Federation, cell: Line) -> Line:
-    """Train with sites that multiply the change of the state they were sent, and return the result.
+    """Train with sites that multiply the change of the state they were sent, and return the result."""
+    began, liars = (time.perf_counter(), time.process_time()), liars_of(cell)
+    with tempfile.TemporaryDirectory(prefix="drill") as place:
+        coordinator, events = led_with_liars(Path(place), fed, cell)
+    lines = [event for event in events if event["event"] in ("round", "repeat")]
+    rejected = {(line["round"], entry["site"]) for line in lines for entry in line["rejected"]}
+    return {
+        "accuracy": round(accuracy(coordinator, fed), 4),
+        "rejected false": sum(site in liars for _, site in rejected),
+        "rejected honest": sum(site not in liars for _, site in rejected),
+        "rounds done": coordinator.round,
+        **spent(*began),
+    }
 
-    The last sites are the malicious ones. A tensor without a counterpart in the shared state is multiplied itself.
-    """
-    rule, false, factor = cell["rule"], cell["false"], ATTACKS.get(cell["attack"], 1.0)
-    liars = {f"site-{i}" for i in range(SITES - false, SITES)}
+
+def liars_of(cell: Line) -> set[str]:
+    """Return the names of the malicious sites, which are the last ones."""
+    return {f"site-{i}" for i in range(SITES - cell["false"], SITES)}
+
+
+def settings_of(cell: Line) -> Line:
+    """Return the settings of a federation with malicious sites."""
+    bound = cell["rule"] == "mean with norm bound"
+    settings: Line = {"aggregation": "mean" if bound else cell["rule"], "norm_factor": NORM_FACTOR if bound else 0.0}
+    return settings | {name: cell[name] for name in ("algorithm", "rounds", "seed")} | {"trim": TRIM, "min_replies": 5}
+
+
+def led_with_liars(place: Path, fed: fedabml.Federation, cell: Line) -> tuple[Coordinator, list[Line]]:
+    """Lead a federation with malicious sites within this process; return its coordinator and its events."""
+    factor, liars = ATTACKS.get(cell["attack"], 1.0), liars_of(cell)
 
     def deliver(order: Order, reply: Reply) -> list[Arrival]:
-        if order.site in liars:
-            sent = {n: order.tensors.get(n, torch.zeros_like(v)) for n, v in reply.tensors.items()}
-            update = {n: sent[n] + factor * (v - sent[n]) for n, v in reply.tensors.items()}
-            reply = dataclasses.replace(reply, tensors=update)
-        return [Arrival(order.site, reply)]
+        return [Arrival(order.site, falsified(order, reply, factor) if order.site in liars else reply)]
 
-    bound = rule == "mean with norm bound"
-    settings: Line = {"aggregation": "mean" if bound else rule, "norm_factor": NORM_FACTOR if bound else 0.0}
-    settings |= {name: cell[name] for name in ("algorithm", "rounds", "seed")} | {"trim": TRIM, "min_replies": 5}
-    began = time.perf_counter(), time.process_time()
-    with tempfile.TemporaryDirectory(prefix="drill") as place:
-        server, sites = set_up(Path(place), fed, **settings)
-        coordinator, events = lead(server, Network(server, sites, deliver))
-        lines = [event for event in events if event["event"] in ("round", "repeat")]
-        rejected = {(line["round"], entry["site"]) for line in lines for entry in line["rejected"]}
-        return {
-            "accuracy": round(accuracy(coordinator, fed), 4),
-            "rejected false": sum(site in liars for _, site in rejected),
-            "rejected honest": sum(site not in liars for _, site in rejected),
-            "rounds done": coordinator.round,
-            **spent(*began),
-        }
+    server, sites = set_up(place, fed, **settings_of(cell))
+    return lead(server, Network(server, sites, deliver))
 
 
 # -- sites that drop out ----------------------------------------------------------------------------------------------

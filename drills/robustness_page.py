@@ -41,7 +41,7 @@ def read(path: Path) -> list[Line]:
 
 def page(path: Path) -> Path:
     """Write the page of the records in a file, and return the page's path."""
-    usual = {"malicious": ROUNDS, "dropouts": LONG}
+    usual = {"malicious": ROUNDS, "deployed": ROUNDS, "dropouts": LONG}
     lines = [line for line in read(path) if line["rounds"] == usual[line["drill"]]]
     cells: dict[tuple[Any, ...], dict[int, Line]] = {}  # the lines of a cell by seed
     for line in (line for line in lines if line["drill"] == "malicious"):
@@ -61,6 +61,17 @@ def page(path: Path) -> Path:
             parts += [f"### {algorithm}, accuracy lost in points", markdown_table(["rule", *names], rows)]
     if not cells:
         parts.append("There are no records of false sites yet.")
+    newest = {key(line): line for line in lines if line["drill"] == "deployed"}
+    if newest:
+        header = ["rule", "false sites", "rounds", "the run", "θ is that within one process", "processes left"]
+        rows = [
+            [
+                line["rule"], f"{line['false']} {line['attack']}", f"{line['rounds done']} of {line['rounds']}",
+                line["ended"], "yes" if line["equal"] else "NO", str(line["processes left"]),
+            ]
+            for line in newest.values()
+        ]  # fmt: skip
+        parts += [_DEPLOYED, markdown_table(header, rows)]
     table = [
         [
             f"{line['share']:.0%}", str(line["seed"]), f"{line['rounds done']} of {line['rounds']}",
@@ -109,6 +120,7 @@ _HEAD = f"""# False sites and sites that drop out
 
     python -m drills.robustness malicious --seeds 3
     python -m drills.robustness dropouts --seeds 1
+    python -m drills.false_sites
     python -m drills.robustness page
 
 The coordinator, the sites, their folders and all checks of replies are those of a deployment; the network is a function
@@ -126,6 +138,10 @@ was done: mean and standard deviation over seeds. Where false sites had spoilt t
 no longer train, the federation gave up. Then the table has the number of rounds that were done, for every seed. The
 second table has the accuracy that the false sites cost: the difference from the same rule and seed with honest sites
 alone. A negative number is a gain."""
+_DEPLOYED = """### Between real processes
+
+The same federations with FedABML, seed 0 and three false sites, between processes on loopback: TLS, node authentication
+and nginx. The state that the server has saved at the end is compared, bit by bit, with that of the drill above."""
 _DROPOUTS = f"""## Sites that drop out
 
 {MANY} sites, of which half are drawn for each of {LONG} rounds of SCAFFOLD. Each drawn site drops out with the given

@@ -233,9 +233,9 @@ def _start_torch_sites(stack: ExitStack, folder: ServerFolder, data: dict[str, P
     sites = [operate.set_up_site(folder.archive(name), place / name, path) for name, path in data.items()]
     for site in sites:
         site.make()
-    words = ["supervise", str(place / "run"), *(str(site.path) for site in sites)]
+    words = ["supervise", "torch", str(place / "run"), *(str(site.path) for site in sites)]
     (place / "run").mkdir()
-    command = [sys.executable, "-m", "drills.torch_worker", *words]
+    command = [sys.executable, "-m", "drills.other_site", *words]
     stack.enter_context(_process(command, _path_of_drills(), place / "supervisor.log"))
 
 
