@@ -26,7 +26,7 @@ from fedabml.federation.run_keeper import ENDS
 from fedabml.runs.provenance import code, hardware
 
 from .deployment import SETTINGS, counted_sites, end, free_ports, listed, saved_state, start_module, until
-from .robustness import DEFAULTS, OUT, federation, led_with_liars, liars_of, settings_of, write_data
+from .robustness import DEFAULTS, OUT, accuracy, federation, led_with_liars, liars_of, settings_of, write_data
 from .robustness_page import ATTACKS, ROUNDS, RULES, SITES, Line, key, read
 
 ATTACK, FALSE = "flips signs, times 10", 3
@@ -65,6 +65,7 @@ def drill(place: Path, cell: Line) -> Line:
     equal = all(torch.equal(ours.state.shared[name], value) for name, value in theirs.state.shared.items())
     counted = counted_sites(folder)
     facts = {"ended": state, "rounds done": len(counted), "rounds within one process": coordinator.round}
+    facts |= {"accuracy": round(accuracy(coordinator, fed), 4)}
     facts |= {"least replies": min(map(len, counted), default=0), "processes left": len(left)}
     return facts | {"equal": equal and len(counted) == coordinator.round}
 

@@ -63,11 +63,13 @@ def page(path: Path) -> Path:
         parts.append("There are no records of false sites yet.")
     newest = {key(line): line for line in lines if line["drill"] == "deployed"}
     if newest:
-        header = ["rule", "false sites", "rounds", "the run", "θ is that within one process", "processes left"]
+        header = ["rule", "false sites", "rounds", "the run", "accuracy in %"]
+        header += ["θ is that within one process", "processes left"]
         rows = [
             [
                 line["rule"], f"{line['false']} {line['attack']}", f"{line['rounds done']} of {line['rounds']}",
-                line["ended"], "yes" if line["equal"] else "NO", str(line["processes left"]),
+                line["ended"], f"{100 * line['accuracy']:.1f}", "yes" if line["equal"] else "NO",
+                str(line["processes left"]),
             ]
             for line in newest.values()
         ]  # fmt: skip
