@@ -117,6 +117,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=LINES, help="the file of lines; the page lies beside it")
     options = parser.parse_args()
     options.out.parent.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the federation is ended, too
     if options.what == "run":
         started = int(time.time())
         for turn in range(options.turns):
