@@ -9,6 +9,8 @@ settings chosen by NLL are written to OUT/settings/COLUMN.toml, and those of sys
 Gaussian, or of rivals with the label level, to COLUMN-point.toml and COLUMN-labels.toml. They are for test runs:
 
     fedabml compare --algorithms fedabml --config results/calibration/settings/COLUMN.toml --seeds 10,11,12,13,14
+
+The cells of test runs are in results/calibration/cells.jsonl; the page has a table of every column that has some.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ from fedabml.algorithms import REGISTRY, make
 from fedabml.experiments.cell import Result, Score
 from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.paper import numbers
+from fedabml.experiments.statistics import interval
 from fedabml.files.paths import write
 from fedabml.runs.config import read_toml, to_toml
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
-TABLE1, FAIR = RESULTS / "table1", RESULTS / "fair/search.jsonl"
+TABLE1, FAIR, TESTED = RESULTS / "table1", RESULTS / "fair/search.jsonl", RESULTS / "calibration/cells.jsonl"
 TITLES = {
     "cifar10-2": "CIFAR-10 (100,2)",
     "cifar10-5": "CIFAR-10 (100,5)",
@@ -68,6 +71,13 @@ class Option:
         config, _, *study = json.loads(self.result.identity)
         setting = {k: v for k, v in config.items() if k not in ("algorithm", "lr", self.algorithm)}
         return json.dumps([setting, study])
+
+    @property
+    def column(self) -> str:
+        """The column of Table 1, without augmented images."""
+        config = json.loads(self.result.identity)[0]
+        names = (config["dataset"], f"{config['dataset']}-{config['classes_per_client']}")
+        return next(name for name in names if name in TITLES)
 
     @property
     def system(self) -> str:
@@ -107,9 +117,9 @@ def best(options: list[Option], by: Callable[[Option], float]) -> Option:
 
 
 @functools.cache
-def read(path: Path) -> list[Option]:
-    """Return the options of a ledger that were scored on validation rows; those of diverged models are left out."""
-    results = [result for result in Ledger(path).results.values() if result.facts["split"] == "val"]
+def read(path: Path, split: str = "val") -> list[Option]:
+    """Return the options of a ledger that were scored on rows of `split`; those of diverged models are left out."""
+    results = [result for result in Ledger(path).results.values() if result.facts["split"] == split]
     return [Option(result, score) for result in results for score in result.scores if score.error is None]
 
 
@@ -158,6 +168,62 @@ def column(name: str, out: Path) -> tuple[str, list[str]]:
     return f"| {title} | {' | '.join(words)} |", [*lines, ""]
 
 
+Scores = dict[int, dict[str, float]]  # the summaries of a system by seed
+
+
+def by_system(options: list[Option], settings: set[str]) -> dict[str, Scores]:
+    """Return the scores of the options of these settings."""
+    systems: dict[str, Scores] = {}
+    for option in options:
+        if option.setting in settings:
+            systems.setdefault(option.system, {})[option.result.seed] = option.score.summary
+    return systems
+
+
+def mean(scores: Scores, measure: str) -> float:
+    return interval([summary[measure] for summary in scores.values()])[0]
+
+
+def behind(own: Scores, first: Scores, measure: str) -> str:
+    """Return the mean of own − first over the seeds that both have ± half of its 95% interval."""
+    seeds = sorted(own.keys() & first.keys())
+    difference, half = interval([own[seed][measure] - first[seed][measure] for seed in seeds])
+    return "" if own is first else f"{difference:+.4f} ± {half:.4f}"
+
+
+def tested(name: str) -> list[str]:
+    """Return the part of the page on a column's test run, with Table 1's scores beside it; [] where there is none."""
+    found = [option for option in read(TESTED, "test") if option.column == name]
+    if not found:
+        return []
+    settings = {option.setting for option in found}
+    chosen = by_system(found, settings)
+    rivals = [rival for rival in read(FAIR.with_name("cells.jsonl"), "test") if rival.variant]
+    before = by_system([*read(TABLE1 / name / "cells.jsonl", "test"), *rivals], settings)
+    ranked = sorted(chosen, key=lambda system: mean(chosen[system], "nll"))
+    first = chosen[next(system for system in ranked if system.startswith("FedABML"))]
+    lines = []
+    for system in ranked:
+        own, cells = chosen[system], [system, f"{100 * mean(chosen[system], 'accuracy'):.2f}"]
+        for measure in ("nll", "ece"):
+            cells += [f"{mean(own, measure):.4f}", behind(own, first, measure)]
+        cells += [f"{mean(before[system], measure):.4f}" for measure in ("nll", "ece")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [f"### Test run, {TITLES[name]}", "", *TEST_TABLE, *lines, ""]
+
+
+TEST_TABLE = (
+    "| system | accuracy % | NLL | behind | ECE | behind | chosen by accuracy: NLL | ECE |",
+    "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+)
+TEST_HEAD = """## Test runs
+
+The configurations of the lowest validation NLL, trained on all training data with seeds 10 to 14, and scored on test
+rows ([cells.jsonl](cells.jsonl)). These partitions of Table 1 had been read before. "Behind" is the distance to the
+FedABML of the lowest NLL ± half of its 95% interval, paired over seeds. The last two columns are Table 1's test scores
+of the configurations of the highest accuracy; where the choice is the same, so are the scores. A column without a
+table was not run ([NEXT](../NEXT.md)).
+"""
 HEAD = """# Chosen by validation NLL
 
 ```
@@ -166,14 +232,14 @@ python examples/chosen_by_nll.py --out results/calibration
 
 Table 1 chose each system's configuration by validation accuracy. A system with overconfident probabilities may do
 better by NLL with another configuration. Every search recorded its trials with accuracy, NLL and ECE, so nothing was
-trained for this page. **All scores are of validation rows** of one seed, held out from training; no test row was
-read. A test run of the [settings](settings) is not made yet.
+trained for this page but the [test runs](#test-runs) of the [settings](settings). **All other scores are of validation
+rows** of one seed, held out from training.
 
 For every system there are the trial and the personal option of the highest accuracy, and those of the lowest NLL.
 *Options* are the trials times the personal options that were scored on each; diverged ones are left out. The best of
 many options looks better than it is, for every system alike. Rows are sorted by the lowest NLL. Systems with "+ label
 level", other than FedABML, are rivals with FedABML's label level; those of SCAFFOLD and FedCM are of
-[fair](../fair/README.md), which has them for four columns. ResNet-18 is left out: its search had 12 rounds.
+[fair](../fair/README.md), which has them for four columns. ResNet-18 is left out: its searches had 12 and 20 rounds.
 
 ## The lowest NLL of each column
 
@@ -192,7 +258,8 @@ def main() -> None:
     (out / "settings").mkdir(parents=True, exist_ok=True)
     rows, parts = zip(*(column(name, out) for name in TITLES), strict=True)
     body = "\n".join(line for part in parts for line in part)
-    write(out / "README.md", HEAD + "\n".join(rows) + "\n\n" + body.rstrip() + "\n")
+    runs = "\n".join([TEST_HEAD, *(line for name in TITLES for line in tested(name)), body.rstrip()])
+    write(out / "README.md", HEAD + "\n".join(rows) + "\n\n" + runs + "\n")
 
 
 if __name__ == "__main__":

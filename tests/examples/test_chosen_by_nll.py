@@ -5,6 +5,7 @@ import sys
 import tomllib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -63,8 +64,41 @@ def test_a_row_of_the_page_is_the_lowest_nll_of_the_file(column, classes, file, 
 def test_the_page_and_its_settings_are_what_the_command_writes(chosen, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["chosen_by_nll.py", "--out", str(tmp_path)])
     chosen.main()
-    published = {path.relative_to(PAGE): path.read_text() for path in PAGE.rglob("*") if path.is_file()}
+    published = {path.relative_to(PAGE): path.read_text() for path in PAGE.rglob("*.*") if path.suffix != ".jsonl"}
     assert {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.*")} == published
+
+
+def scores(path, algorithm, **hyper):
+    """Return the test NLL by seed of an algorithm's EMNIST cells with these hyperparameters."""
+    found = {}
+    for line in path.read_text().splitlines():
+        result = json.loads(line)
+        config = json.loads(result["identity"])[0]
+        if config["dataset"] == "emnist" and hyper.items() <= config.get(algorithm, {}).items():
+            (score,) = result["scores"]
+            found[config["seed"]] = score["summary"]["nll"]
+    assert len(found) == 5
+    return found
+
+
+@pytest.mark.parametrize(
+    ("system", "algorithm", "hyper", "before"),
+    [
+        ("SCAFFOLD+FT + label level", "scaffold-ft", {"label_prior": "dirichlet"}, "fair"),
+        ("FedABML, no label level", "fedabml-plain", {"posterior": "gaussian"}, "table1/emnist"),
+    ],
+)
+def test_a_row_of_the_test_run_is_paired_with_fedabmls(system, algorithm, hyper, before):
+    level = {"label_prior": "dirichlet", "posterior": "gaussian"}
+    own, first = scores(PAGE / "cells.jsonl", algorithm, **hyper), scores(PAGE / "cells.jsonl", "fedabml", **level)
+    section = (PAGE / "README.md").read_text().partition("### Test run, EMNIST (150,3)\n")[2].partition("\n## ")[0]
+    (line,) = [line for line in section.splitlines() if line.startswith(f"| {system} |")]
+    _, _, nll, behind, _, _, by_accuracy, _ = [cell.strip() for cell in line.strip("|").split("|")]
+    differences = np.array([own[seed] - first[seed] for seed in sorted(own)])
+    half = 2.776445 * differences.std(ddof=1) / np.sqrt(5)  # Student's quantile of four degrees of freedom
+    assert (nll, behind) == (f"{np.mean(list(own.values())):.4f}", f"{differences.mean():+.4f} ± {half:.4f}")
+    earlier = scores(ROOT / "results" / before / "cells.jsonl", algorithm, **hyper)
+    assert by_accuracy == f"{np.mean(list(earlier.values())):.4f}"
 
 
 def test_test_rows_other_seeds_and_parts_left_out_are_no_options(chosen, tmp_path, monkeypatch):

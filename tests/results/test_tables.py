@@ -1,159 +1,40 @@
-"""The tables that are typed by hand hold what their cells give: README.md, results/README.md and pages of results/."""
+"""The tables of README.md, results/README.md and the pages of Table 1 hold what their cells give."""
 
 from __future__ import annotations
 
 import json
 import re
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.stats
 
 from fedabml.experiments.paper import numbers
+from tests.results.published import (
+    LEVEL,
+    PLAIN,
+    RESNET,
+    RESULTS,
+    ROOT,
+    TABLE1,
+    best,
+    by_system,
+    check,
+    check_bold,
+    half,
+    mean,
+    named,
+    paired,
+    paired_p,
+    scores,
+    system,
+    table,
+    validated,
+    values,
+)
 
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "results"
-TABLE1 = RESULTS / "table1"
-LENT = {"CIFAR-10 (100,2)": "cifar10-2", "CIFAR-10 (100,5)": "cifar10-5"}  # the columns of results/fair
-LENT |= {"EMNIST (150,3)": "emnist", "FashionMNIST (200,2)": "fashionmnist"}
 README = {"CIFAR-10, 100 clients × 2 classes, CNN": "cifar10-2", "CIFAR-10, 100 × 5, CNN": "cifar10-5"}
 README |= {"EMNIST, 150 × 3, MLP": "emnist", "FashionMNIST, 200 × 2, logistic regression": "fashionmnist"}
 README |= {f"CIFAR-100, 100 × {n}, CNN, augmented": f"cifar100-{n}-augmented" for n in (5, 20)}
-PLAIN, LEVEL = "FedABML, no label level", "FedABML + label level"
-
-
-# -- cells ------------------------------------------------------------------------------------------------------------
-def system(config):
-    """The name of a system, without spaces around +, and with `+ label level` where it has one."""
-    algorithm = config["algorithm"]
-    own = config[algorithm]
-    if own.get("posterior") == "point":
-        return "FedCM+FT" + " + label level" * (own["label_prior"] != "none")
-    if algorithm == "fedabml" and own["label_alpha"] != 0.1:
-        return "FedABML, label_alpha"
-    is_rival = algorithm not in ("fedabml", "fedabml-plain")
-    return numbers.name(algorithm + numbers.LABELS * (is_rival and own["label_prior"] != "none"), "tuned")
-
-
-@cache
-def read(path):
-    """The lines of a ledger: (configuration, summaries by personal option), without those of diverged runs."""
-    results = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    cells = [(json.loads(result["identity"])[0], result) for result in results]
-    return [
-        (config, [score["summary"] for score in result["scores"] if score["error"] is None])
-        for config, result in cells
-        if not result["error"]
-    ]
-
-
-@cache
-def scores(name):
-    """The test scores of a column, {system: {seed: summary}}; a second search's cells replace those of the first."""
-    dataset, _, classes = name.removesuffix("-augmented").partition("-")
-    files = [TABLE1 / name / "cells.jsonl", *(TABLE1 / name).glob("label-alpha.jsonl")]
-    lent = [cell for cell in read(RESULTS / "fair/cells.jsonl") if name in LENT.values() and not part(cell[0])]
-    found = {}
-    for config, (summary,) in [*(cell for file in files for cell in read(file)), *lent]:
-        if config["dataset"] == dataset and (not classes or config["classes_per_client"] == int(classes)):
-            found.setdefault(system(config), {})[config["seed"]] = summary
-    return found
-
-
-def part(config):
-    """Which part of FedABML a cell of results/fair leaves out; empty for a rival."""
-    own = config[config["algorithm"]]
-    if system(config) != LEVEL:
-        return ""
-    left_out = {
-        "without the KL (λ = 0)": own["lam"] == 0,
-        "posterior width fixed": own["posterior_std"] == "fixed",
-        "without the server's average": own["average"] == 0,
-        "without the server's momentum": not own.get("server_momentum"),
-        "without the correction of drift": not own.get("drift"),
-    }
-    (name,) = (name for name, is_left_out in left_out.items() if is_left_out)
-    return name
-
-
-def values(by_seed, measure):
-    """A measure by seed; accuracy in percent."""
-    return {seed: summary[measure] * (100 if measure == "accuracy" else 1) for seed, summary in by_seed.items()}
-
-
-def mean(by_seed, measure):
-    return float(np.mean(list(values(by_seed, measure).values())))
-
-
-def half(differences):
-    """Half of the 95% confidence interval of a mean."""
-    differences = np.array(differences)
-    quantile = scipy.stats.t.ppf(0.975, len(differences) - 1)
-    return float(quantile * differences.std(ddof=1) / np.sqrt(len(differences)))
-
-
-def paired(one, other, measure):
-    """The mean of one − other over the seeds that both have, and half of its 95% interval."""
-    one, other = values(one, measure), values(other, measure)
-    differences = [one[seed] - other[seed] for seed in one.keys() & other.keys()]
-    return float(np.mean(differences)), half(differences)
-
-
-def paired_p(one, other):
-    """The p-value of the paired t-test of two systems' accuracies."""
-    one, other = values(one, "accuracy"), values(other, "accuracy")
-    both = sorted(one.keys() & other.keys())
-    return scipy.stats.ttest_rel([one[seed] for seed in both], [other[seed] for seed in both]).pvalue
-
-
-def validated(name, wanted):
-    """The best validation accuracy of a system's search, in percent."""
-    searched = [cell for cell in read(TABLE1 / name / "search.jsonl") if system(cell[0]) == wanted]
-    return 100 * max(summary["accuracy"] for _, summaries in searched for summary in summaries)
-
-
-# -- pages ------------------------------------------------------------------------------------------------------------
-def tables(path):
-    """The tables of a page, each a list of its rows, which are lists of cells; the first is the head."""
-    blocks = re.findall(r"(?:^\|.*\n)+", path.read_text(encoding="utf-8"), re.MULTILINE)
-    rows = [[line.strip("|").split("|") for line in block.splitlines()] for block in blocks]
-    return [[[cell.strip() for cell in row] for i, row in enumerate(table) if i != 1] for table in rows]
-
-
-def table(path, *head):
-    """The rows of the one table whose head begins so."""
-    (found,) = [rows[1:] for rows in tables(path) if rows[0][: len(head)] == list(head)]
-    return found
-
-
-def named(cell):
-    """A system's name in a cell, as `system` has it."""
-    name = re.sub(r", (four|five) seeds| \d.*$", "", re.sub("[*`]", "", cell))
-    name = re.sub(r"(,| with| with the) label level$| \+ level$", " + label level", name)
-    return re.sub(r"(?<=\w) \+ FT", "+FT", name)
-
-
-def check(shown, *expected):
-    """Compare the numbers of a cell, in order, with values: every one rounded to the digits that are shown."""
-    found = re.findall(r"[-−+]?\d+\.\d+", shown)
-    assert found and len(found) == len(expected), f"{shown!r}: {expected}"
-    for text, value in zip(found, expected, strict=True):
-        digits = len(text.partition(".")[2])
-        assert abs(float(text.replace("−", "-")) - value) <= 0.5001 * 10**-digits, f"{shown!r}: {expected}"
-
-
-def check_bold(pick, *cells):
-    """Check that of these cells, which are of one measure, the best and no other is bold."""
-    shown = [float(re.search(r"\d+\.\d+", cell)[0]) for cell in cells]
-    assert ["**" in cell for cell in cells] == [value == pick(shown) for value in shown], cells
-
-
-def best(name, measure):
-    """The best rival of a column by a measure."""
-    found = {own: cells for own, cells in scores(name).items() if not own.startswith("FedABML")}
-    return (max if measure == "accuracy" else min)(found, key=lambda own: mean(found[own], measure))
 
 
 # -- README.md and results/README.md ----------------------------------------------------------------------------------
@@ -201,27 +82,46 @@ def test_a_row_of_table_1_on_the_page_of_all_results(name):
     assert VERDICTS[verdict] == (lead > width) - (lead < -width)
 
 
-@pytest.mark.parametrize("classes", [5, 20])
-def test_resnet_18_on_its_page_and_on_that_of_all_results(classes):
-    cells = read(TABLE1 / "cifar100-resnet18/cells.jsonl")
-    found = {system(c): {0: summary} for c, (summary,) in cells if c["classes_per_client"] == classes}
-    (row,) = [r for r in table(RESULTS / "README.md", "experiment") if f"(100,{classes}), ResNet-18, one seed" in r[0]]
+@pytest.mark.parametrize(("classes", "seeds"), [(5, "three"), (20, "two")])
+def test_resnet_18_on_the_page_of_all_results(classes, seeds):
+    found = by_system(RESNET / "cells.jsonl", classes_per_client=classes)
+    wanted = f"CIFAR-100 (100,{classes}), ResNet-18, {seeds} seeds"
+    (row,) = [row for row in table(RESULTS / "README.md", "experiment") if row[0] == wanted]
+    assert [len(cells) for cells in found.values()] == [{"two": 2, "three": 3}[seeds]] * 2
     check(row[1], mean(found[PLAIN], "accuracy"))
     check(row[2], numbers.table1("fedabml", f"cifar100-{classes}"))
     check(row[3], mean(found["FedAvg+FT"], "accuracy"))
     check_bold(max, row[1], row[3])
-    rows = [
-        row[:1] + row[1 + 3 * (classes == 20) :][:3] for row in table(TABLE1 / "cifar100-resnet18/README.md", "system")
+    lead, width = paired(found[PLAIN], found["FedAvg+FT"], "accuracy")
+    assert lead > 0 and row[4] == f"{'first' if seeds == 'three' and lead > width else 'highest mean'} (one rival)"
+
+
+FEW = RESULTS / "fewdata/fashionmnist-emnist/cells.jsonl"
+
+
+@pytest.mark.parametrize(("column", "dataset"), [("FashionMNIST", "fashionmnist"), ("EMNIST", "emnist")])
+def test_five_random_samples_on_the_page_of_all_results(column, dataset):
+    """The sparse level's rows are never bold: its form was chosen after these test data had been read."""
+    found = {}
+    for line in FEW.read_text(encoding="utf-8").splitlines():
+        cell = json.loads(line)
+        config = json.loads(cell["identity"])[0]
+        if config["dataset"] == dataset and not cell["error"]:
+            (score,) = [score for score in cell["scores"] if score["on"] == "5 random"]
+            found.setdefault(system(config), {})[config["seed"]] = score["summary"]
+    (row,) = [
+        row for row in table(RESULTS / "README.md", "experiment") if row[0] == f"few data, {column}, 5 random samples"
     ]
-    assert len(rows) == 4
-    for own, accuracy, nll, ece in rows[:2]:
-        for shown, measure in ((accuracy, "accuracy"), (nll, "nll"), (ece, "ece")):
-            check(shown, mean(found[named(own)], measure))
-    for own, accuracy, *_ in rows[2:]:
-        algorithm = {"FedABML": "fedabml", "FedAvg+FT": "fedavg-ft"}[named(own.removeprefix("paper's "))]
-        check(accuracy, numbers.table1(algorithm, f"cifar100-{classes}"))
-    for pick, *shown in zip((max, min, min), *(row[1:] for row in rows[:2]), strict=True):
-        check_bold(pick, *shown)
+    _, own, _, rival, verdict, _ = row
+    ours = (PLAIN, LEVEL, "FedABML + sparse label level")
+    ranked = sorted(found, key=lambda name: -mean(found[name], "accuracy"))
+    better, other = (next(name for name in ranked if ("FedABML" in name) is is_own) for is_own in (True, False))
+    assert named(rival) == other.replace("FedAvg+FT +", "FedAvg +")  # as the page of few data has it
+    check(own, *(mean(found[name], "accuracy") for name in ours))
+    check(rival, mean(found[other], "accuracy"))
+    assert ("**" in own, "**" in rival) == (False, ranked[0] == other and "sparse" not in other)
+    lead, width = paired(found[better], found[other], "accuracy")
+    assert VERDICTS[verdict] == (lead > width) - (lead < -width)
 
 
 # -- pages of table1 --------------------------------------------------------------------------------------------------
@@ -267,88 +167,11 @@ def test_the_rows_under_the_notes_of_a_page(name):
         check(ece, mean(cells, "ece"))
 
 
-# -- results/fair -----------------------------------------------------------------------------------------------------
-FAIR = RESULTS / "fair/README.md"
-
-
-def check_beside(row, cells, of):
-    """Check accuracy, difference, NLL, difference, ECE and perhaps its difference from `of`; its own row has none."""
-    for measure, shown, difference in zip(("accuracy", "nll", "ece"), row[::2], [*row[1::2], ""], strict=False):
-        check(shown, mean(cells, measure))
-        if difference:
-            check(difference, *paired(cells, of, measure))
-    assert bool(row[1]) == (cells is not of)
-
-
-def test_rivals_with_the_label_level():
-    name, seen = "", []
-    for column, own, *row in table(FAIR, "column", "row"):
-        name = LENT.get(column, name)
-        wanted = LEVEL if own == "FedABML" else named(own)
-        check_beside(row, scores(name)[wanted], scores(name)[LEVEL])
-        seen.append((name, wanted))
-    assert len(seen) == len(set(seen)) == 12
-
-
-def test_parts_of_fedabml_left_out():
-    found = {"FedABML": scores("cifar10-5")[LEVEL]}
-    for config, (summary,) in read(RESULTS / "fair/cells.jsonl"):
-        if left_out := part(config):
-            found.setdefault(left_out, {})[config["seed"]] = summary
-    rows = table(FAIR, "row", "accuracy")
-    assert [own for own, *_ in rows] == list(found)
-    for own, *row in rows:
-        check_beside(row, found[own], found["FedABML"])
-
-
-def test_the_papers_optimiser():
-    ours = {}
-    for config, (summary,) in read(RESULTS / "fair/optimiser.jsonl"):
-        own = config[config["algorithm"]]
-        cells = ours.setdefault((str(own["momentum"]), config["classes_per_client"]), {})
-        cells[config["algorithm"]] = 100 * summary["accuracy"]
-    *rows, paper = table(FAIR, "momentum")
-    for momentum, *row in rows:
-        for i, classes in enumerate((2, 5)):
-            cells = ours[momentum, classes]
-            distances = [abs(cells[a] - numbers.table1(a, f"cifar10-{classes}")) for a in cells if a != "fedabml"]
-            assert len(distances) == 14
-            check(row[i], np.mean(distances))
-            check(row[2 + i], cells["fedabml"])
-            check(row[4 + i], cells["pfedbayes"])
-    pairs = [(algorithm, classes) for algorithm in ("fedabml", "pfedbayes") for classes in (2, 5)]
-    for shown, (algorithm, classes) in zip(paper[3:], pairs, strict=True):
-        check(shown, numbers.table1(algorithm, f"cifar10-{classes}"))
-
-
-# -- results/objections.md --------------------------------------------------------------------------------------------
-def test_the_chosen_settings_that_diverged_are_those_of_the_objections():
-    diverged = {}
-    for path in RESULTS.rglob("cells.jsonl"):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if '"error": "Training diverged' in line and (cell := json.loads(line))["facts"]["split"] == "test":
-                folder = path.parent.relative_to(RESULTS).as_posix()
-                diverged.setdefault((folder, json.loads(cell["identity"])[0]["algorithm"]), []).append(1)
-    assert sorted(map(len, diverged.values())) == [1] * 5 + [3] * 2
-    (row,) = [row for row in table(RESULTS / "objections.md", "objection") if row[0].startswith("`tune` may")]
-    assert set(re.findall(r"\]\(([^)]*)/README.md\)", row[2])) == {folder for folder, _ in diverged}
-
-
-def test_temperature_scaling():
-    """Every row: NLL and ECE, what the calibration changes, and the calibrated distance to FedABML with the level."""
-    path = RESULTS / "temperature/cells.jsonl"
-    cells = {}
-    for config, (summary,) in read(path):
-        cells.setdefault(system(config), {})[config["seed"]] = summary
-    rows = table(RESULTS / "temperature/README.md", "system", "accuracy %")
-    assert {named(name) for name, *_ in rows} == cells.keys()
-    for name, accuracy, nll, nll_change, nll_ahead, ece, ece_change, ece_ahead in rows:
-        own = cells[named(name)]
-        check(accuracy, mean(own, "accuracy"))
-        for shown, change, ahead, measure in ((nll, nll_change, nll_ahead, "nll"), (ece, ece_change, ece_ahead, "ece")):
-            after = {seed: {measure: summary[f"{measure}_calibrated"]} for seed, summary in own.items()}
-            first = {seed: {measure: summary[f"{measure}_calibrated"]} for seed, summary in cells[LEVEL].items()}
-            check(shown, mean(own, measure))
-            check(change, *paired(after, own, measure))
-            if named(name) != LEVEL:
-                check(ahead, *paired(after, first, measure))
+@pytest.mark.parametrize("name", ["emnist", "fashionmnist"])
+def test_the_note_on_newcomers_of_a_page(name):
+    note = (TABLE1 / name / "README.md").read_text(encoding="utf-8").partition("had never been drawn")[2]
+    note = " ".join(note.partition("newcomers.jsonl")[0].split())
+    for own, cells in by_system(TABLE1 / name / "newcomers.jsonl").items():
+        (shown,) = re.findall(rf"{own}(?: has)? (\S+ ± \S+ \([^)]*\))", note)
+        accuracy = list(values(cells, "accuracy").values())
+        check(shown, np.mean(accuracy), half(accuracy), mean(cells, "nll"))

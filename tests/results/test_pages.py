@@ -1,0 +1,178 @@
+"""The tables that are typed by hand on other pages of results/ hold what their cells give."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from fedabml.experiments.paper import numbers
+from tests.results.published import (
+    LENT,
+    LEVEL,
+    PLAIN,
+    RESNET,
+    RESULTS,
+    by_system,
+    check,
+    check_bold,
+    mean,
+    named,
+    paired,
+    part,
+    read,
+    scores,
+    table,
+    values,
+)
+
+
+# -- results/table1/cifar100-resnet18 --------------------------------------------------------------------------------
+@pytest.mark.parametrize("classes", [5, 20])
+@pytest.mark.parametrize(("head", "file"), [("system", "cells"), ("first look", "first-look")])
+def test_the_tables_of_resnet_18(head, file, classes):
+    found = by_system(RESNET / f"{file}.jsonl", classes_per_client=classes)
+    rows = {row[0]: row[1 + 3 * (classes == 20) :][:3] for row in table(RESNET / "README.md", head)}
+    own, rival = rows.pop(PLAIN), rows.pop("FedAvg + FT")
+    for shown, cells in ((own, found[PLAIN]), (rival, found["FedAvg+FT"])):
+        for cell, measure in zip(shown, ("accuracy", "nll", "ece"), strict=True):
+            check(cell, mean(cells, measure))
+    for pick, *cells in zip((max, min, min), own, rival, strict=True):
+        check_bold(pick, *cells)
+    if head == "system":
+        for cell, measure in zip(rows.pop("FedABML − FedAvg + FT"), ("accuracy", "nll", "ece"), strict=True):
+            check(cell, *paired(found[PLAIN], found["FedAvg+FT"], measure))
+        for name, algorithm in (("FedABML", "fedabml"), ("FedAvg + FT", "fedavg-ft")):
+            check(rows.pop(f"paper's {name}")[0], numbers.table1(algorithm, f"cifar100-{classes}"))
+    assert not rows
+
+
+def test_the_seeds_of_resnet_18():
+    rows = table(RESNET / "README.md", "accuracy % by seed")
+    assert len(rows) == 4
+    for name, *shown in rows:
+        column, own = name.split(", ", 1)
+        cells = by_system(RESNET / "cells.jsonl", classes_per_client=int(column[5:-1]))[named(own)]
+        accuracy = values(cells, "accuracy")
+        for seed, cell in zip((10, 11, 12), shown, strict=True):
+            assert bool(cell) == (seed in accuracy)
+            if cell:
+                check(cell, accuracy[seed])
+
+
+# -- results/fair -----------------------------------------------------------------------------------------------------
+FAIR = RESULTS / "fair/README.md"
+
+
+def check_beside(row, cells, of):
+    """Check accuracy, difference, NLL, difference, ECE and perhaps its difference from `of`; its own row has none."""
+    for measure, shown, difference in zip(("accuracy", "nll", "ece"), row[::2], [*row[1::2], ""], strict=False):
+        check(shown, mean(cells, measure))
+        if difference:
+            check(difference, *paired(cells, of, measure))
+    assert bool(row[1]) == (cells is not of)
+
+
+def test_rivals_with_the_label_level():
+    name, seen = "", []
+    for column, own, *row in table(FAIR, "column", "row"):
+        name = LENT.get(column, name)
+        wanted = LEVEL if own == "FedABML" else named(own)
+        check_beside(row, scores(name)[wanted], scores(name)[LEVEL])
+        seen.append((name, wanted))
+    assert len(seen) == len(set(seen)) == 12
+
+
+def test_parts_of_fedabml_left_out():
+    found = {"FedABML": scores("cifar10-5")[LEVEL]}
+    for config, (summary,) in read(RESULTS / "fair/cells.jsonl"):
+        if left_out := part(config):
+            found.setdefault(left_out, {})[config["seed"]] = summary
+    rows = table(FAIR, "row", "accuracy")
+    assert [own for own, *_ in rows] == list(found)
+    for own, *row in rows:
+        check_beside(row, found[own], found["FedABML"])
+
+
+def test_the_papers_optimiser():
+    ours = {}
+    for config, (summary,) in read(RESULTS / "fair/optimiser.jsonl"):
+        own = config[config["algorithm"]]
+        cells = ours.setdefault((str(own["momentum"]), config["classes_per_client"]), {})
+        cells[config["algorithm"]] = 100 * summary["accuracy"]
+    *rows, paper = table(FAIR, "momentum")
+    for momentum, *row in rows:
+        for i, classes in enumerate((2, 5)):
+            cells = ours[momentum, classes]
+            distances = [abs(cells[a] - numbers.table1(a, f"cifar10-{classes}")) for a in cells if a != "fedabml"]
+            assert len(distances) == 14
+            check(row[i], np.mean(distances))
+            check(row[2 + i], cells["fedabml"])
+            check(row[4 + i], cells["pfedbayes"])
+    pairs = [(algorithm, classes) for algorithm in ("fedabml", "pfedbayes") for classes in (2, 5)]
+    for shown, (algorithm, classes) in zip(paper[3:], pairs, strict=True):
+        check(shown, numbers.table1(algorithm, f"cifar10-{classes}"))
+
+
+# -- results/objections.md --------------------------------------------------------------------------------------------
+def test_the_chosen_settings_that_diverged_are_those_of_the_objections():
+    diverged = {}
+    for path in RESULTS.rglob("cells.jsonl"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            if '"error": "Training diverged' in line and (cell := json.loads(line))["facts"]["split"] == "test":
+                folder = path.parent.relative_to(RESULTS).as_posix()
+                diverged.setdefault((folder, json.loads(cell["identity"])[0]["algorithm"]), []).append(1)
+    assert sorted(map(len, diverged.values())) == [1] * 6 + [3] * 2
+    (row,) = [row for row in table(RESULTS / "objections.md", "objection") if row[0].startswith("`tune` may")]
+    assert set(re.findall(r"\]\(([^)]*)/README.md\)", row[2])) == {folder for folder, _ in diverged}
+
+
+# -- results/temperature ----------------------------------------------------------------------------------------------
+HEATED = {"FashionMNIST (200,2)": "fashionmnist", "EMNIST (150,3)": "emnist", "CIFAR-10 (100,5)": "cifar10"}
+
+
+def heated(column):
+    """The cells of a column by system, and the same with the calibrated NLL and ECE in place of the others."""
+    cells = by_system(RESULTS / "temperature/cells.jsonl", dataset=HEATED[column])
+    after = {
+        own: {seed: {m: summary[f"{m}_calibrated"] for m in ("nll", "ece")} for seed, summary in by_seed.items()}
+        for own, by_seed in cells.items()
+    }
+    return cells, after
+
+
+@pytest.mark.parametrize("column", HEATED)
+def test_temperature_scaling(column):
+    """Every row: NLL and ECE, what the calibration changes, and the calibrated distance to FedABML with the level."""
+    cells, after = heated(column)
+    rows = table(RESULTS / "temperature/README.md", column, "accuracy %")
+    assert [named(name) for name, *_ in rows] == sorted(cells, key=lambda own: mean(after[own], "nll"))
+    for name, accuracy, nll, nll_change, nll_behind, ece, ece_change, ece_behind in rows:
+        own = named(name)
+        assert len(cells[own]) == (4 if "four seeds" in name else 5)
+        check(accuracy, mean(cells[own], "accuracy"))
+        for shown, change, behind, measure in (
+            (nll, nll_change, nll_behind, "nll"),
+            (ece, ece_change, ece_behind, "ece"),
+        ):
+            check(shown, mean(cells[own], measure))
+            check(change, *paired(after[own], cells[own], measure))
+            if own != LEVEL:
+                check(behind, *paired(after[own], after[LEVEL], measure))
+
+
+@pytest.mark.parametrize("column", HEATED)
+def test_what_is_left_without_the_label_level(column):
+    _, after = heated(column)
+    (row,) = [
+        row[1:]
+        for row in table(RESULTS / "temperature/README.md", "column", "the level brings: NLL")
+        if row[0] == column
+    ]
+    rival = min((own for own in after if "FedABML" not in own), key=lambda own: mean(after[own], "nll"))
+    assert named(row.pop(2)) == rival
+    for i, own in enumerate((LEVEL, rival)):
+        for shown, measure in zip(row[2 * i :][:2], ("nll", "ece"), strict=True):
+            check(shown, *paired(after[own], after[PLAIN], measure))
