@@ -3,9 +3,9 @@
     python -m drills.false_sites [--rules mean,krum] [--out results/reliability/robustness.jsonl]
 
 Ten sites with TLS, node authentication and nginx, of which the last ones multiply their change (`drills.false_site`).
-Rounds, data and rules are those of `drills.robustness malicious`, and the same federation is led within this process
-first. Each one is a line of the file, from which `python -m drills.robustness page` writes the page. A line that the
-file already has from this code is not computed again.
+Rounds, data and rules are those of `drills.robustness malicious`. Afterwards the same federation is led within this
+process, with the replies that counted in each round. Each one is a line of the file, from which `python -m
+drills.robustness page` writes the page. A line that the file already has from this code is not computed again.
 """
 
 from __future__ import annotations
@@ -25,23 +25,20 @@ from fedabml.federation.init import init
 from fedabml.federation.run_keeper import ENDS
 from fedabml.runs.provenance import code, hardware
 
-from .deployment import SETTINGS, counted_sites, end, free_ports, listed, saved_state, start_module, until
+from .deployment import counted_sites, end, free_ports, listed, saved_state, start_module, until
 from .robustness import DEFAULTS, OUT, accuracy, federation, led_with_liars, liars_of, settings_of, write_data
 from .robustness_page import ATTACKS, ROUNDS, RULES, SITES, Line, key, read
 
 ATTACK, FALSE = "flips signs, times 10", 3
-MOST = 1800.0  # seconds to wait for the end of a federation
+TIMEOUT, MOST = 120.0, 3600.0  # seconds of a round, and to wait for the end of a federation
 
 
 def drill(place: Path, cell: Line) -> Line:
-    """Lead a federation within this process and between processes; return whether both have the same bits."""
+    """Lead a federation between processes and, with the same replies, within this one; compare their bits."""
     fed = federation(SITES, cell["seed"])
-    (place / "within").mkdir()
-    torch.set_num_threads(1)  # as the sites' processes: the bits depend on it
-    coordinator, _ = led_with_liars(place / "within", fed, cell)
     whole, paths = write_data(place, fed)
     port, superlink_port = free_ports(2)
-    chosen = {"round_timeout": SETTINGS["round_timeout"], **DEFAULTS, **settings_of(cell)}
+    chosen = {"round_timeout": TIMEOUT, **DEFAULTS, **settings_of(cell), "rest_rounds": 0}
     chosen |= {"port": port, "superlink_port": superlink_port}
     folder = init(place / "federation", "127.0.0.1", list(paths), whole, **chosen)
     liars = liars_of(cell)
@@ -61,9 +58,12 @@ def drill(place: Path, cell: Line) -> Line:
             supervisor.wait()
     finally:
         left = end(folder)
+    (place / "within").mkdir()
+    torch.set_num_threads(1)  # as the sites' processes: the bits depend on it
+    counted = counted_sites(folder)
+    coordinator, _ = led_with_liars(place / "within", fed, cell, dict(enumerate(counted, 1)))
     ours, theirs = saved_state(folder), coordinator.saved
     equal = all(torch.equal(ours.state.shared[name], value) for name, value in theirs.state.shared.items())
-    counted = counted_sites(folder)
     facts = {"ended": state, "rounds done": len(counted), "rounds within one process": coordinator.round}
     facts |= {"accuracy": round(accuracy(coordinator, fed), 4)}
     facts |= {"least replies": min(map(len, counted), default=0), "processes left": len(left)}

@@ -18,7 +18,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,17 +203,26 @@ def settings_of(cell: Line) -> Line:
     """Return the settings of a federation with malicious sites."""
     bound = cell["rule"] == "mean with norm bound"
     settings: Line = {"aggregation": "mean" if bound else cell["rule"], "norm_factor": NORM_FACTOR if bound else 0.0}
-    return settings | {name: cell[name] for name in ("algorithm", "rounds", "seed")} | {"trim": TRIM, "min_replies": 5}
+    settings |= {name: cell[name] for name in ("algorithm", "rounds", "seed")}
+    return settings | {"trim": TRIM, "min_replies": 5}
 
 
-def led_with_liars(place: Path, fed: fedabml.Federation, cell: Line) -> tuple[Coordinator, list[Line]]:
-    """Lead a federation with malicious sites within this process; return its coordinator and its events."""
+def led_with_liars(
+    place: Path, fed: fedabml.Federation, cell: Line, counted: Mapping[int, Sequence[str]] | None = None
+) -> tuple[Coordinator, list[Line]]:
+    """Lead a federation with malicious sites within this process; return its coordinator and its events.
+
+    `counted` names the sites whose replies arrive in a round; in a round without an entry all arrive.
+    """
     factor, liars = ATTACKS.get(cell["attack"], 1.0), liars_of(cell)
 
     def deliver(order: Order, reply: Reply) -> list[Arrival]:
+        if counted and order.site not in counted.get(order.round, [order.site]):
+            return []
         return [Arrival(order.site, falsified(order, reply, factor) if order.site in liars else reply)]
 
-    server, sites = set_up(place, fed, **settings_of(cell))
+    settings = settings_of(cell) | ({} if counted is None else {"rest_rounds": 0})  # then every site is always drawn
+    server, sites = set_up(place, fed, **settings)
     return lead(server, Network(server, sites, deliver))
 
 
