@@ -5,7 +5,7 @@
 
 Sites a, b and c train without pause while every attack of `drills.attacks` is tried; site d is registered and hostile.
 At the end θ must have the bits of the simulator with the replies that counted, no process may have been restarted, and
-a second equal flood must add little to the SuperLink's memory (see `second_flood`). Then an undisturbed twin trains:
+the last of equal floods must add little to the SuperLink's memory (see `last_flood`). Then an undisturbed twin trains:
 the same federation without attacks. Its θ must have the bits of the attacked one's after the last attack before which
 no reply was lost. `page` writes the record as a page beside it.
 """
@@ -17,6 +17,7 @@ import json
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +48,14 @@ from .pages import wrapped
 
 OUT = Path("results/reliability/strangers.jsonl")
 SITES = ("a", "b", "c")
-FLOODS = ("flood", "flood again")
-SLACK = 16.0  # MB that a second flood may add to the SuperLink's memory, if a quarter of the first one's is less
+FLOODS = ("flood", "flood again", "third flood")
+SLACK = 16.0  # MB that the last flood may add to the SuperLink's memory, if a quarter of the first one's is less
 VERDICTS = {  # where "refused" would claim too much
     "a foreign app": "not run; its run waits while ours is under way",
     "a foreign app's hash": "not on the lists, which were read; no order of it was sent",
     "fuzzed requests: Flower's messages with changed fields": "accepted only with its own node (`drills/fuzzing.py`)",
     "storing without end": "bounded per round",
-    "memory after a second flood": "bounded",
+    "memory after three floods": "bounded",
 }
 
 
@@ -82,7 +83,7 @@ def drill(
                 lines += found
                 for each in found:
                     print(json.dumps(each), flush=True)
-        for each in second_flood(lines):
+        for each in last_flood(lines):
             lines.append(each)
             print(json.dumps(each), flush=True)
         wait_for_round(folder, rounds_done(folder) + 2)
@@ -112,7 +113,9 @@ def drill(
 def federation(place: Path, rounds: int) -> Deployment:
     """Make the federation that is attacked, or its twin."""
     place.mkdir(exist_ok=True)
-    return make(place, (*SITES, "d"), rounds=rounds, round_timeout=15.0, max_message_mb=1, rest_rounds=1)
+    return make(
+        place, (*SITES, "d"), rounds=rounds, round_timeout=15.0, max_message_mb=1, rest_rounds=1, prior_every=0
+    )  # a prior at a site would be one that a forged order brought
 
 
 def compare_with_twin(place: Path, states: list[ServerState]) -> dict[str, Any]:
@@ -156,22 +159,22 @@ def _attacks(folder: ServerFolder, hostile: SiteFolder, place: Path, requests: i
     }
 
 
-def second_flood(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the verdict on the SuperLink's memory after two equal floods, or nothing if there were not two.
+def last_flood(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the verdict on the SuperLink's memory after equal floods, or nothing if there were not all of them.
 
-    Memory that a flood took and that the next one uses again is bounded; memory that grows with every flood is not.
-    So the second flood may add a quarter of what the first one added, or `SLACK`, whichever is more.
+    Memory that a flood took and that later ones use again is bounded; memory that grows with every flood is not. So the
+    last flood may add a quarter of what the first one added, or `SLACK`, whichever is more.
     """
     found = {each["part"]: each["superlink_mb"] for each in lines if each["part"] in FLOODS}
-    if len(found) < 2:
+    if len(found) < len(FLOODS):
         return []
-    (before, between), (_, after) = (found[name] for name in FLOODS)
-    first, second = between - before, after - between
-    most = max(SLACK, first / 4)
-    seen = f"SuperLink: {before:.1f} MB before, {between:.1f} after one flood, {after:.1f} after the second, which "
-    seen += f"added {second:.1f} MB; at most {most:.1f} is bounded"
-    verdict = {"attack": "memory after a second flood", "by": "a registered site", "seen": seen}
-    return [verdict | {"refused": second <= most, "part": "memory", "incomplete_rounds": []}]
+    after = [found[FLOODS[0]][0], *(found[name][1] for name in FLOODS)]
+    added = [later - earlier for earlier, later in pairwise(after)]
+    most = max(SLACK, added[0] / 4)
+    seen = f"SuperLink: {after[0]:.1f} MB before; the floods added {', '.join(f'{each:.1f}' for each in added)} MB; "
+    seen += f"at most {most:.1f} from the last one is bounded"
+    verdict = {"attack": "memory after three floods", "by": "a registered site", "seen": seen}
+    return [verdict | {"refused": added[-1] <= most, "part": "memory", "incomplete_rounds": []}]
 
 
 def _incomplete(folder: ServerFolder) -> list[dict[str, Any]]:

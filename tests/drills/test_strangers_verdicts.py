@@ -1,11 +1,11 @@
-"""The verdicts of the drill with strangers: the SuperLink's memory after two equal floods, and the exit code."""
+"""The verdicts of the drill with strangers: the SuperLink's memory after equal floods, and the exit code."""
 
 import pytest
 
 pytest.importorskip("flwr")
 
 from drills import strangers
-from drills.strangers import FLOODS, SLACK, second_flood
+from drills.strangers import FLOODS, SLACK, last_flood
 
 pytestmark = pytest.mark.flower
 
@@ -20,22 +20,22 @@ def floods(*sizes):
 @pytest.mark.parametrize(
     ("sizes", "bounded"),
     [
-        ((150.0, 290.0, 295.0), True),
-        ((150.0, 290.0, 430.0), False),
-        ((150.0, 290.0, 290.0 + 140 / 4), True),
-        ((150.0, 290.0, 291.0 + 140 / 4), False),
-        ((150.0, 151.0, 151.0 + SLACK), True),
-        ((150.0, 151.0, 152.0 + SLACK), False),
-        ((150.0, 290.0, 200.0), True),
+        ((150.0, 290.0, 295.0, 297.0), True),
+        ((150.0, 290.0, 430.0, 570.0), False),
+        ((150.0, 290.0, 430.0, 430.0 + 140 / 4), True),
+        ((150.0, 290.0, 430.0, 431.0 + 140 / 4), False),
+        ((150.0, 151.0, 151.0, 151.0 + SLACK), True),
+        ((150.0, 151.0, 151.0, 152.0 + SLACK), False),
+        ((150.0, 290.0, 200.0, 200.0), True),
     ],
 )
-def test_a_second_flood_may_add_little(sizes, bounded):
-    (line,) = second_flood(floods(*sizes))
-    assert line["refused"] is bounded and f"{sizes[2]:.1f} after the second" in line["seen"]
+def test_the_last_flood_may_add_little(sizes, bounded):
+    (line,) = last_flood(floods(*sizes))
+    assert line["refused"] is bounded and f", {sizes[3] - sizes[2]:.1f} MB" in line["seen"]
 
 
-def test_one_flood_gives_no_verdict():
-    assert second_flood([{"part": "key", "superlink_mb": [1.0, 2.0]}, *floods(150.0, 290.0)]) == []
+def test_fewer_floods_give_no_verdict():
+    assert last_flood([{"part": "key", "superlink_mb": [1.0, 2.0]}, *floods(150.0, 290.0, 300.0)]) == []
 
 
 @pytest.mark.parametrize(
