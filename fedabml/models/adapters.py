@@ -47,13 +47,14 @@ class Adapter:
             raise InputError(f"lora_alpha must be a positive number; it is {self.alpha!r}.")
 
     def apply(self, module: nn.Module, seed: int = 0, head: Collection[str] = ()) -> nn.Module:
-        """Return a copy of a module in which only the chosen weights are trainable.
+        """Return a copy of a module in which only the chosen weights are trainable; both share their memory.
 
         `head` names the parameters of the head, if they are known. The seed decides where A starts.
         """
         if self.train == "all":
             return module
-        module = copy.deepcopy(module)
+        memo = {id(p): nn.Parameter(p.data, requires_grad=False) for p in module.parameters()}
+        module = copy.deepcopy(module, memo)
         head = head or _head_names(module, self.head)
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name in head)

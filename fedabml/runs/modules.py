@@ -221,7 +221,7 @@ def unpack_network(
         for name, value in network.constants.items():
             if constants[name].dtype != value.dtype:
                 raise InputError(f"Its constant '{name}' is {constants[name].dtype}, not {value.dtype}.")
-        network.module.load_state_dict({**network.module.state_dict(), **constants})
+        network = network.with_constants(constants)
     if "initial" in tensors:
         check_fit("initial weights", {"initial": tensors["initial"]}, {"initial": (network.layout.size,)})
         network = network.with_initial(tensors["initial"])
