@@ -74,7 +74,7 @@ def test_messages_and_states_are_those_of_the_adapter(name, tmp_path):
     network = run.prior.input_spec.network
     size, line = network.layout.size, run.history[0]
     assert 20 * size < sum(tensor.numel() for tensor in network.constants.values())
-    assert 0 < max(line["bytes_up"], line["bytes_down"]) <= 2 * 2 * 4 * size  # two clients, two vectors
+    assert 0 < max(line["bytes_up"], line["bytes_down"]) <= 2 * 4 * size  # two vectors of each client
     states = [read_tensors(file)[0] for file in (tmp_path / "run").rglob("*.safetensors")]
     assert len(states) == (2 if name == "fedabml" else 3)  # the prior, the server's state, and what clients keep
     assert max(tensor.numel() for state in states for tensor in state.values()) == size
