@@ -1,10 +1,10 @@
 """Measure what a federation costs by the weights that it trains: all of a transformer, low-rank changes, or its head.
 
-    python examples/adapters.py [--clients 20] [--all 4] [--device cpu] [--out results/speed]
+    python examples/adapters.py [--clients 20] [--all 4] [--layers 12] [--out results/speed]
 
-The transformer has random weights, because its size alone matters here. Each row trains in processes of its own, once
-with one client and once with --clients (--all where all weights are trained), which run at once. The page is
-adapters-DEVICE.md.
+The transformer has random weights, because its size alone matters here. Each row trains on the CPU in processes of its
+own, once with one client and once with --clients (--all where all weights are trained), which run at once. The page is
+adapters.md.
 """
 
 from __future__ import annotations
@@ -45,48 +45,52 @@ class Classifier(nn.Module):
         return self.head(self.body(self.tokens(x)).mean(1))
 
 
-def train(train: str, clients: int, device: str, folder: Path, **options: int) -> fedabml.Run:
+def train(train: str, clients: int, folder: Path, **options: int) -> fedabml.Run:
     """Train a federation in which all clients run at once, two rounds of one epoch."""
     g = np.random.default_rng(0)
     sites = [(g.integers(0, VOCABULARY, (SAMPLES, LENGTH)), np.arange(SAMPLES) % 2) for _ in range(clients)]
     return fedabml.train(
         fedabml.Federation.from_arrays(sites), f"{__file__}:Classifier", fedabml.FedABML(lr=1e-3, personal_lr=1e-3),
         train=train, lora_rank=RANK, rounds=2, participation=1.0, epochs=1, batch_size=4, model_options=options,
-        device=device, backend="vmap", chunk=clients, compile=False, evaluate=False, out=folder,
+        device="cpu", backend="vmap", chunk=clients, evaluate=False, out=folder,
     )  # fmt: skip
 
 
-def measure(way: str, clients: int, device: str) -> dict[str, Any]:
+def measure(way: str, clients: int, layers: int) -> dict[str, Any]:
     """Return what a run took in this process: weights, bytes of messages and files, and peak memory in bytes."""
     with tempfile.TemporaryDirectory() as name:
-        folder, cuda = Path(name), device == "cuda"
-        train(way, 1, device, folder / "small", width=16, layers=1)  # so that libraries are loaded
-        before = 0 if cuda else peak_memory() or 0
-        if cuda:
-            torch.cuda.reset_peak_memory_stats()
-        run = train(way, clients, device, folder / "run")
-        memory = (torch.cuda.max_memory_allocated() if cuda else peak_memory() or 0) - before
+        folder = Path(name)
+        train(way, 1, folder / "small", width=16, layers=1)  # so that libraries are loaded
+        before = peak_memory() or 0
+        run = train(way, clients, folder / "run", layers=layers)
+        memory = (peak_memory() or 0) - before
         network, sent = run.prior.input_spec.network, run.history[-1]["bytes_up"]
-        posterior = run.posterior(0, epochs=1, device=device).save(folder / "posterior.safetensors")
+        posterior = run.posterior(0, epochs=1, device="cpu").save(folder / "posterior.safetensors")
         files = {"prior": folder / "run/shared.safetensors", "posterior": posterior}
         sizes = {name: file.stat().st_size for name, file in files.items()}
     whole = network.layout.size + sum(tensor.numel() for tensor in network.constants.values())
     return {"weights": network.layout.size, "whole": whole, "sent": sent, "memory": memory, **sizes}
 
 
-def row(way: str, clients: int, device: str) -> tuple[str, ...]:
+def row(way: str, clients: int, layers: int) -> tuple[str, ...]:
     """Return a row of the table, measured in processes of its own."""
     found = []
     for number in (1, clients):
-        words = [sys.executable, __file__, "--one", way, "--clients", str(number), "--device", device]
+        words = [sys.executable, __file__, "--one", way, "--clients", str(number), "--layers", str(layers)]
         done = subprocess.run(words, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stderr)
         found.append(json.loads(done.stdout.splitlines()[-1]))
     one, many = found
     each = (many["memory"] - one["memory"]) / (clients - 1)
-    sizes = (*(one[name] for name in ("sent", "prior", "posterior", "memory")), each)
-    return ROWS[way], f"{one['weights']:,} of {one['whole']:,}", *(f"{size / 2**20:.2f} MiB" for size in sizes)
+    weights = f"{one['weights']:,} of {one['whole']:,}"
+    files = (text(one[name]) for name in ("sent", "prior", "posterior"))
+    return ROWS[way], weights, *files, text(one["memory"]), text(each) if each >= 1 << 20 else "under 1 MiB"
+
+
+def text(size: float) -> str:
+    """Return a number of bytes as text."""
+    return f"{size / 2**20:,.1f} MiB" if size >= 1 << 20 else f"{size / 2**10:.1f} KiB"
 
 
 def main() -> None:
@@ -94,31 +98,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=20, help="how many run at once, beside one alone")
     parser.add_argument("--all", type=int, default=4, help="the same where all weights are trained")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--layers", type=int, default=12, help="layers of the transformer")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     args = parser.parse_args()
     if args.one:
-        print(json.dumps(measure(args.one, args.clients, args.device)))
+        print(json.dumps(measure(args.one, args.clients, args.layers)))
         return
-    facts = ", ".join(f"{name} {value}" for name, value in machine(torch.device(args.device)).items())
-    command = f"examples/adapters.py --clients {args.clients} --all {args.all} --device {args.device}"
+    facts = ", ".join(f"{name} {value}" for name, value in machine(torch.device("cpu")).items())
+    command = f"examples/adapters.py --clients {args.clients} --all {args.all} --layers {args.layers}"
     head = ("trained", "weights", "a client sends a round", "prior file", "posterior file")
-    text = "\n".join([
+    page = "\n".join([
         "# Adapters of a transformer\n",
         f"`python {command}` on: {facts}.\n",
-        f"FedABML, two rounds of one epoch, {SAMPLES} sequences of {LENGTH} tokens at every client, minibatches of 4. "
-        "Memory is the peak of the process less that of a run of a tiny transformer; on a GPU that of its tensors. "
+        f"FedABML on the CPU, two rounds of one epoch, {SAMPLES} sequences of {LENGTH} tokens at every client, "
+        "minibatches of 4. "
+        "Memory is the peak of the process less that of a run of a tiny transformer. "
         f"The last column compares {args.clients} clients at once ({args.all} where all weights are trained) with "
         "one.\n",
         markdown_table(
             (*head, "memory with one client", "memory of each further client at once"),
-            [row(way, args.all if way == "all" else args.clients, args.device) for way in ROWS],
+            [row(way, args.all if way == "all" else args.clients, args.layers) for way in ROWS],
         ),
     ])  # fmt: skip
     args.out.mkdir(parents=True, exist_ok=True)
-    write(args.out / f"adapters-{args.device}.md", text + "\n")
-    print(text)
+    write(args.out / "adapters.md", page + "\n")
+    print(page)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def make_network(
     del module
     if isinstance(model, str) and model in models.OWN and pretrained is None and train != "all":
         again = models.build(model, shape, outputs, seed, **own)
-        made_again = network.fits(_network(again, shape, likelihood, adapter, output, padding, seed=seed))
+        made_again = network.fits(_network(again, shape, likelihood, adapter, output, padding, seed=seed, own=True))
     if getattr(getattr(network.module, "config", None), "pad_token_id", None) == NO_TOKEN:
         whole = "The model's configuration names no token of padding, so every token counts."
         note = f"{note} {whole} If one is padding, name it: --set model_options.padding=0.".strip()
