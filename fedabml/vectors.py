@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from . import rng
 from .arguments import checks_arguments
 from .errors import InputError, shortened
+from .models.bodies import copies, hold
 from .models.dropout import KeyedDropout
 from .models.features import LayerOutputs, Observer
 from .models.outputs import Place, select_output
@@ -112,16 +113,24 @@ class _Draws(TorchDispatchMode):
 class Network:
     """A module called with the weights of a flat vector: network(w, x) = f_w(x), [d], [batch, ...] → [batch, outputs].
 
-    The module is copied and never changed. Frozen parameters (requires_grad False) and buffers are constants of the
-    network: not learned, saved with it. `tail` further entries at the vector's end are the likelihood's and start at 0.
-    `output` is the place of the outputs in what the module returns, if that is not one tensor (`models.outputs`);
-    `pad` is the token of padding, which a module's `attention_mask` leaves out.
+    The module is copied and never changed, unless it is the network's `own`, which nobody else has. Frozen parameters
+    (requires_grad False) and buffers are constants of the network: not learned, saved with it. Networks with equal
+    frozen parameters share their memory (`models.bodies`). `tail` further entries at the vector's end are the
+    likelihood's and start at 0. `output` is the place of the outputs in what the module returns, if that is not one
+    tensor (`models.outputs`); `pad` is the token of padding, which a module's `attention_mask` leaves out.
     Raises InputError for a module with BatchNorm, lazy layers, TorchScript, no trainable parameter or NaN weights.
     """
 
-    def __init__(self, module: nn.Module, tail: int = 0, output: Place | None = None, pad: int | None = None):
+    def __init__(
+        self,
+        module: nn.Module,
+        tail: int = 0,
+        output: Place | None = None,
+        pad: int | None = None,
+        own: bool = False,
+    ):
         _check_module(module)
-        self.module = copy.deepcopy(module).eval()
+        self.module = (module if own else copy.deepcopy(module)).eval()
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if not named:
             raise InputError("The model has no trainable parameter: every requires_grad is False, or it has no layers.")
@@ -135,6 +144,7 @@ class Network:
             raise InputError("The model's initial weights hold NaN or infinite values; load sound weights first.")
         for p in self.module.parameters():
             p.requires_grad_(False)
+        hold(self.module, named)
         self.dropout = True  # until `probe` has seen that the model never calls it
         self.activations = self.layout.size  # numbers kept per example for the backward pass, a guess until `probe`
         self.dtype = self.initial.dtype  # the type of the module's arithmetic
@@ -157,7 +167,8 @@ class Network:
         """Return a copy on a device with vectors of a type; `inside`, if another, is the type inside the module."""
         other = copy.copy(self)
         other.dtype, other.channels_last = inside or dtype, channels_last
-        other.module, other._copies = _copied(self.module).to(device=device, dtype=other.dtype), {}
+        memo = copies(self.module, torch.device(device), other.dtype)
+        other.module, other._copies = copy.deepcopy(self.module, memo).to(device=device, dtype=other.dtype), {}
         other.initial = self.initial.to(device=device, dtype=dtype)
         return other
 
@@ -177,6 +188,20 @@ class Network:
     def constants(self) -> dict[str, Tensor]:
         """The module's buffers and frozen parameters by name: what it holds beside the vector."""
         return {n: t for n, t in self.module.state_dict().items() if n not in self.layout.names}
+
+    def with_constants(self, constants: Mapping[str, Tensor]) -> Network:
+        """Return a copy with other buffers and frozen parameters."""
+        other = copy.copy(self)
+        other.module, other._copies = copy.deepcopy(self.module), {}
+        other.module.load_state_dict({**other.module.state_dict(), **constants})
+        hold(other.module, self.layout.names)
+        return other
+
+    def fits(self, other: Network) -> bool:
+        """Return whether a module of this network may be called with the weights of another network."""
+        own, others = self.constants, other.constants
+        same_kind = self.layout == other.layout and own.keys() == others.keys()
+        return same_kind and all(torch.equal(own[name], others[name]) for name in own)
 
     def __call__(self, vector: Tensor, x: Tensor, key: Tensor | None = None) -> Tensor:
         """Return f_w(x), [batch, outputs]; with a key the module is in training mode and draws its dropout from it."""
@@ -217,7 +242,7 @@ class Network:
             return self.module
         number = threading.get_ident()
         if number not in self._copies:
-            self._copies[number] = _copied(self.module)
+            self._copies[number] = copy.deepcopy(self.module, copies(self.module))
         return self._copies[number]
 
     def weights(self, *parts: Tensor) -> dict[str, Tensor]:
@@ -282,12 +307,6 @@ class Network:
 def mask_parameter(module: nn.Module) -> inspect.Parameter | None:
     """Return the parameter `attention_mask` of a module's `forward`; None if it has none."""
     return inspect.signature(module.forward).parameters.get(MASK)
-
-
-def _copied(module: nn.Module) -> nn.Module:
-    """Return a copy of a network's module that shares the memory of its parameters, which no call changes."""
-    memo: dict[int, Any] = {id(p): nn.Parameter(p.data, requires_grad=False) for p in module.parameters()}
-    return copy.deepcopy(module, memo)
 
 
 def _check_module(module: nn.Module) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from fedabml import InputError, models
+from fedabml.models import Seeded
 
 
 def count(module):
@@ -44,6 +46,21 @@ def test_weights_are_a_function_of_the_seed_alone():
     pairs = list(zip(first.parameters(), again.parameters(), other.parameters(), strict=True))
     assert all(torch.equal(a, b) for a, b, _ in pairs)
     assert not any(torch.equal(a, c) for a, _, c in pairs)
+
+
+def test_so_are_those_of_other_layers_and_of_ones_own():
+    """A user's class may have attention, whose weights are drawn by another function, and may draw weights itself."""
+
+    def made():
+        attention = nn.MultiheadAttention(8, 2).in_proj_weight
+        return attention, torch.randn(3), torch.rand(2), torch.randperm(9), torch.empty(4).normal_()
+
+    torch.manual_seed(5)
+    expected = made()
+    torch.manual_seed(6)
+    with Seeded(5):
+        seeded = made()
+    assert all(torch.equal(a, b) for a, b in zip(expected, seeded, strict=True))
 
 
 def test_models_take_options_and_vectors():

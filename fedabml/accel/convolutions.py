@@ -298,6 +298,9 @@ class Convolution(Function):
 
     @staticmethod
     def vmap(info: Any, dims: Any, a: Tensor, b: Tensor, result: str, shape: Shape) -> Any:
+        if dims[1] is None and result != "w":  # lanes that share weights, which may be frozen, are more images
+            out = Convolution.apply(a.movedim(dims[0], 1).flatten(1, 2), b, result, shape)
+            return out.unflatten(1, (info.batch_size, -1)), 1
         if dims[0] is not None or result == "x":
             out = Convolution.apply(*_merge_lanes(info, dims, a, b), result, shape)
             return out.unflatten(0, (info.batch_size, -1)), 0

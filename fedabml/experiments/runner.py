@@ -132,12 +132,12 @@ def run_together(cells: Sequence[Cell], on_round: Callable[[list[Cell], float], 
 def _fits(cohort: Cohort, others: Sequence[Cohort]) -> bool:
     """Return whether a cell may be batched with others: samples fit into one array, and the network is the same.
 
-    A table has other features for every seed, because they are learned from the rows that train: then the samples of
-    all cells are copied into one array, unless that takes too much memory.
+    Frozen weights belong to the network: those that are drawn from a seed differ between seeds. A table has other
+    features for every seed, because they are learned from the rows that train: then the samples of all cells are copied
+    into one array, unless that takes too much memory.
     """
     first, data = others[0], cohort.data
-    same_network = cohort.network.layout == first.network.layout and cohort.likelihood == first.likelihood
-    if not cohort.batched or not same_network:
+    if not cohort.batched or cohort.likelihood != first.likelihood or not cohort.network.fits(first.network):
         return False
     loaded = {other.data for other in others}
     if data in loaded:

@@ -220,13 +220,11 @@ class Seeded(TorchFunctionMode):
     default type and device matter or change, in this thread or in others.
     """
 
-    MADE = (torch.empty, torch.zeros, torch.ones)
+    RANDOM = (torch.rand, torch.randn)
+    MADE = (torch.empty, torch.zeros, torch.ones, *RANDOM)
     DRAWN = (
-        nn.init.uniform_,
-        nn.init.normal_,
-        nn.init.kaiming_uniform_,
-        nn.init.kaiming_normal_,
-        nn.init.trunc_normal_,
+        *(nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_, nn.init.kaiming_normal_, nn.init.trunc_normal_),
+        *(Tensor.uniform_, Tensor.normal_, *RANDOM, torch.randperm),  # of other functions, such as xavier_uniform_
     )
 
     def __init__(self, seed: int):
@@ -237,7 +235,8 @@ class Seeded(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in self.MADE:
             kwargs |= {"dtype": kwargs.get("dtype") or torch.float32, "device": kwargs.get("device") or "cpu"}
-        if func in self.DRAWN and kwargs.get("generator") is None:
+        filled = args[0].device if args and isinstance(args[0], Tensor) else kwargs.get("device") or "cpu"
+        if func in self.DRAWN and kwargs.get("generator") is None and torch.device(filled).type == "cpu":
             kwargs["generator"] = self.generator
         return func(*args, **kwargs)
 

@@ -1,8 +1,8 @@
 """How a run's network is made of a name, a module or a Hugging Face folder, and made again from a file.
 
-A file holds the trained weights. What is frozen is in the file, too, unless it belongs to a module or a folder that
-the user gives anyway: of a body that --train head or lora has frozen, the file holds only the digest. A site with
-another body is refused.
+A file holds the trained weights. Of a body that --train head or lora has frozen, it holds only the digest, where the
+user gives the body again: as a module, a folder, a file of pretrained weights, or code that makes it of the seed. A
+site with another body is refused. Elsewhere what is frozen is in the file, too.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ class Origin:
     """What a network was made of: which weights are trained, and the name of the user's module or folder."""
 
     adapter: Adapter = dataclasses.field(default_factory=Adapter)
-    source: str = ""  # empty for a network by name, and for a module of which all weights are trained
+    source: str = ""  # or of the file with the frozen weights; empty where all weights are trained, but for a folder
     seed: int = 0  # frozen weights may be drawn from it: those of lazy layers, or those that a folder lacks
+    made_again: bool = False  # whether the user's code makes the same frozen weights again, of the seed
 
     @property
     def has_own_body(self) -> bool:
         """Whether the user has the frozen weights, so that files hold only their digest."""
-        return bool(self.source) and self.adapter.train != "all"
+        return bool(self.source or self.made_again) and self.adapter.train != "all"
 
 
 class Made(NamedTuple):
@@ -72,7 +73,7 @@ def make_network(
 ) -> Made:
     """Return the network of a run. `options` are those of every model, and of a network by name its own."""
     shape, outputs = list(fed.x.shape[1:]), likelihood.outputs
-    spec, source, note = None, "", ""
+    spec, source, note, made_again = None, "", "", False
     output, padding, head, alpha = _common_options(options or {})
     own = {name: value for name, value in (options or {}).items() if name not in COMMON}
     adapter = Adapter(train, lora_rank, alpha, head)
@@ -86,6 +87,8 @@ def make_network(
         spec = {"name": model, "shape": shape, "outputs": outputs, "options": own}
         spec |= {"code": models.OWN[model].digest} if model in models.OWN else {}
         module = models.build(model, shape, outputs, seed, **own)
+        if pretrained is not None and model not in models.OWN and train != "all":
+            source = Path(pretrained).name
     else:
         module, source = model, "" if train == "all" else type(model).__name__
     if pretrained is not None:
@@ -98,11 +101,16 @@ def make_network(
             f"The sequences are filled up with the token {padding}, but the model's configuration has another token of "
             f"padding, pad_token_id {own_padding}. Make the federation with padding={own_padding}."
         )
-    network = _network(module, shape, likelihood, adapter, output, padding, seed=seed)
+    ours = isinstance(model, str) and model not in models.OWN  # no code of the user's may have the module
+    network = _network(module, shape, likelihood, adapter, output, padding, seed=seed, own=ours)
+    del module
+    if isinstance(model, str) and model in models.OWN and pretrained is None and train != "all":
+        again = models.build(model, shape, outputs, seed, **own)
+        made_again = network.fits(_network(again, shape, likelihood, adapter, output, padding, seed=seed, own=True))
     if getattr(getattr(network.module, "config", None), "pad_token_id", None) == NO_TOKEN:
         whole = "The model's configuration names no token of padding, so every token counts."
         note = f"{note} {whole} If one is padding, name it: --set model_options.padding=0.".strip()
-    return Made(network, spec, Origin(adapter, source, seed), note)
+    return Made(network, spec, Origin(adapter, source, seed, made_again), note)
 
 
 def _from_folder(
@@ -124,13 +132,14 @@ def _network(
     padding: int | None,
     head: list[str] | None = None,
     seed: int = 0,
+    own: bool = False,
 ) -> Network:
     """Return the network of a module: with the shapes of its lazy layers, and only the chosen weights trainable."""
     if hasattr(module, "without_weights"):  # of `load_folder`
         output = "logits" if output is None else output
         padding = module.padding if padding is None else padding  # type: ignore[assignment]
     module = adapter.apply(materialised(module, shape, seed), seed, head or ())
-    network = Network(module, likelihood.entries, output, padding)
+    network = Network(module, likelihood.entries, output, padding, own)
     config = getattr(network.module, "config", None)  # of this copy
     if getattr(config, "pad_token_id", 0) is None:  # a classifier of the last token must know which is padding
         config.pad_token_id = NO_TOKEN if padding is None else padding  # type: ignore[union-attr]
@@ -181,7 +190,7 @@ def pack_network(network: Network, origin: Origin) -> tuple[dict[str, Tensor], d
 def unpack_network(
     tensors: dict[str, Tensor], metadata: Mapping[str, Any], model: Model | None, likelihood: Likelihood
 ) -> tuple[Network, Origin]:
-    """Return the network of a file and its origin; `model` is the user's module or folder, if it was trained with one.
+    """Return the network of a file and its origin; `model` is the user's module, folder or file of pretrained weights.
 
     Raises InputError if the model does not fit the file, or has another body.
     """
@@ -195,25 +204,40 @@ def unpack_network(
             f"The file was trained with your own module{named}, which a file cannot hold. Give the same module: "
             "load_prior(path, model=module), or its Hugging Face folder: --model FOLDER."
         )
-    model_name = "" if model is None else type(model).__name__
-    if model is None:
-        most = max(1_000_000, sum(tensor.numel() for tensor in tensors.values()))
-        module = models.build(spec["name"], spec["shape"], spec["outputs"], **spec["options"], most=most)
+    if model is None and source and body:
+        raise InputError(
+            f"The file was trained on the frozen weights in '{source}', of which it holds only the digest. Give the "
+            f"same file: --model {source}, or in Python model={source!r}."
+        )
+    weights, model_name = weights_file(model), "" if model is None else type(model).__name__
+    if weights is not None and not weights.is_file():
+        raise InputError(f"There is no file '{model}' of weights. Give the one that the federation was trained with.")
+    if weights is not None and (spec is None or not (source and body)):
+        raise InputError(f"The file needs no weights of another one, so '{model}' would have no effect. Leave it out.")
+    if model is None or weights is not None:
+        held = weights.stat().st_size if weights else sum(tensor.numel() for tensor in tensors.values())
+        most = max(1_000_000, held)
+        module = models.build(spec["name"], spec["shape"], spec["outputs"], seed, **spec["options"], most=most)
         warn_if_code_differs(spec["name"], spec.get("code"), models.OWN.get(spec["name"]))
+        if weights is not None:
+            module, model_name = models.with_weights(module, weights), weights.name
     elif isinstance(model, nn.Module):
         module = model
     else:
         module, model_name = _from_folder(model, shape, likelihood, seed, {}, metadata.get("per_token") is True)
     names = [str(name) for name, _ in metadata["layout"] if name != LIKELIHOOD]
     output, padding, _, _ = _common_options(metadata)
-    network = _network(module, shape, likelihood, adapter, output, padding, adapter.head_of(names), seed)
+    own = not isinstance(model, nn.Module) and not (spec and spec["name"] in models.OWN)
+    network = _network(module, shape, likelihood, adapter, output, padding, adapter.head_of(names), seed, own)
     network = network.with_tokens(metadata.get("tokens") is True)
     if layout_of(network) != metadata["layout"]:
         raise InputError("The model does not fit the file: its parameters have other names or shapes.")
     if body and body != (own_digest := body_digest(network)):
+        name = spec["name"] if spec else ""
         raise InputError(
-            f"The prior was trained on the frozen body of '{source}' (digest {body[:16]}), but '{model_name}' has "
-            f"another one (digest {own_digest[:16]}). Give the model that the federation was trained with."
+            f"The prior was trained on the frozen body of '{source or name}' (digest {body[:16]}), but "
+            f"'{model_name or name}' has another one (digest {own_digest[:16]}). Give the model that the "
+            "federation was trained with."
         )
     if not body:
         constants = group(tensors, "constant")
@@ -221,11 +245,16 @@ def unpack_network(
         for name, value in network.constants.items():
             if constants[name].dtype != value.dtype:
                 raise InputError(f"Its constant '{name}' is {constants[name].dtype}, not {value.dtype}.")
-        network.module.load_state_dict({**network.module.state_dict(), **constants})
+        network = network.with_constants(constants)
     if "initial" in tensors:
         check_fit("initial weights", {"initial": tensors["initial"]}, {"initial": (network.layout.size,)})
         network = network.with_initial(tensors["initial"])
-    return network, Origin(adapter, source, seed)
+    return network, Origin(adapter, source, seed, bool(body) and not source)
+
+
+def weights_file(model: Model | None) -> Path | None:
+    """Return the file that a model is named by, if it holds the frozen weights of a network by name; else None."""
+    return Path(model) if isinstance(model, str | os.PathLike) and Path(model).suffix == ".safetensors" else None
 
 
 def warn_if_code_differs(name: str, digest: str | None, code: UserCode | None) -> None:

@@ -68,6 +68,24 @@ class TestAgainstTorch:
 
         same(made(conv2d)(x, w, b, noise), made(F.conv2d)(x, w, b, noise))
 
+    def test_lanes_that_share_their_weights_do_not_copy_them(self, geometry, monkeypatch):
+        channels, out, kernel, *options, size = geometry
+        x, w, b = problem(channels, out, kernel, size)
+        lanes = []
+        for name in ("y", "x"):
+            product = convolutions.PRODUCTS[name]
+            watched = lambda a, b, shape, product=product: lanes.append(len(b)) or product(a, b, shape)
+            monkeypatch.setitem(convolutions.PRODUCTS, name, watched)
+
+        def made(way):
+            value = lambda x: torch.tanh(way(x, w[0], b[0], *options)).pow(3).sum()
+            return torch.func.grad_and_value(lambda x: torch.vmap(value)(x).sum())(x), torch.vmap(
+                torch.func.grad(value)
+            )(x)
+
+        same(made(conv2d), made(F.conv2d))
+        assert set(lanes) == {1}
+
     def test_second_derivatives(self, geometry):
         channels, out, kernel, *options, size = geometry
         x, w, b = problem(channels, out, kernel, size)

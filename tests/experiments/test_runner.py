@@ -54,6 +54,21 @@ def test_together_as_one_by_one(tmp_path, monkeypatch):
     assert len({r.scores[1].summary["nll"] for r in alone[:4]}) == 4
 
 
+@pytest.mark.slow
+def test_runs_with_other_frozen_weights_are_not_side_by_side(tmp_path, monkeypatch):
+    """The frozen weights of a network by name are drawn from the seed, and a batched program reads those of one run."""
+    frozen = {**SMALL, "rounds": 1, "model": "mlp", "model_options": {"hidden": [4]}, "train": "head"}
+    frozen |= {"backend": "vmap", "algorithm": "fedavg"}
+    options = [{"seed": 0}, {"seed": 0, "fedavg": {"lr": 0.2}}, {"seed": 1}]
+    cells = [Cell("a", RunConfig.of(frozen | option)) for option in options]
+    together = run(cells, tmp_path / "together.jsonl")
+    assert [r.facts["together"] for r in together] == [2, 2, 1]
+    monkeypatch.setattr(runner, "TOGETHER", 1)
+    alone = run(cells, tmp_path / "alone.jsonl")
+    for a, b in zip(alone, together, strict=True):
+        assert a.scores[0].summary["nll"] == pytest.approx(b.scores[0].summary["nll"], abs=1e-9)
+
+
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_options_that_differ_in_epochs_are_scored_on_one_way(tmp_path):
