@@ -21,9 +21,9 @@ test: lint types
 	$(PYTEST) -m "not nightly"
 	$(MAKE) test-flower
 
-# The federation between parties: what needs Flower, in its environment; `test` has run the rest of tests/federation.
+# The federation between parties and its drills: what needs Flower, in its environment; `test` has run the rest.
 test-flower: $(FLOWER_READY)
-	$(FLOWER_PYTEST) -m "flower and not nightly" tests/federation
+	$(FLOWER_PYTEST) -m "flower and not nightly" tests/federation tests/drills
 
 quick: $(READY)
 	$(PYTEST) -m "not slow and not nightly"
