@@ -113,24 +113,17 @@ class _Draws(TorchDispatchMode):
 class Network:
     """A module called with the weights of a flat vector: network(w, x) = f_w(x), [d], [batch, ...] → [batch, outputs].
 
-    The module is copied and never changed, unless it is the network's `own`, which nobody else has. Frozen parameters
-    (requires_grad False) and buffers are constants of the network: not learned, saved with it. Networks with equal
-    frozen parameters share their memory (`models.bodies`). `tail` further entries at the vector's end are the
-    likelihood's and start at 0. `output` is the place of the outputs in what the module returns, if that is not one
-    tensor (`models.outputs`); `pad` is the token of padding, which a module's `attention_mask` leaves out.
+    The module is copied and never changed. Frozen parameters (requires_grad False) and buffers are constants of the
+    network: not learned, saved with it. Networks with equal frozen parameters share their memory (`models.bodies`).
+    `tail` further entries at the vector's end are the likelihood's and start at 0. `output` is the place of the outputs
+    in what the module returns, if that is not one tensor (`models.outputs`); `pad` is the token of padding, which a
+    module's `attention_mask` leaves out.
     Raises InputError for a module with BatchNorm, lazy layers, TorchScript, no trainable parameter or NaN weights.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        tail: int = 0,
-        output: Place | None = None,
-        pad: int | None = None,
-        own: bool = False,
-    ):
+    def __init__(self, module: nn.Module, tail: int = 0, output: Place | None = None, pad: int | None = None):
         _check_module(module)
-        self.module = (module if own else copy.deepcopy(module)).eval()
+        self.module = copy.deepcopy(module).eval()
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}
         if not named:
             raise InputError("The model has no trainable parameter: every requires_grad is False, or it has no layers.")

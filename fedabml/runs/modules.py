@@ -101,12 +101,10 @@ def make_network(
             f"The sequences are filled up with the token {padding}, but the model's configuration has another token of "
             f"padding, pad_token_id {own_padding}. Make the federation with padding={own_padding}."
         )
-    ours = isinstance(model, str) and model not in models.OWN  # no code of the user's may have the module
-    network = _network(module, shape, likelihood, adapter, output, padding, seed=seed, own=ours)
-    del module
-    if isinstance(model, str) and model in models.OWN and pretrained is None and train != "all":
-        again = models.build(model, shape, outputs, seed, **own)
-        made_again = network.fits(_network(again, shape, likelihood, adapter, output, padding, seed=seed, own=True))
+    network = _network(module, shape, likelihood, adapter, output, padding, seed=seed)
+    if spec and "code" in spec and pretrained is None and train != "all":
+        again = models.build(spec["name"], shape, outputs, seed, **own)
+        made_again = network.fits(_network(again, shape, likelihood, adapter, output, padding, seed=seed))
     if getattr(getattr(network.module, "config", None), "pad_token_id", None) == NO_TOKEN:
         whole = "The model's configuration names no token of padding, so every token counts."
         note = f"{note} {whole} If one is padding, name it: --set model_options.padding=0.".strip()
@@ -132,14 +130,13 @@ def _network(
     padding: int | None,
     head: list[str] | None = None,
     seed: int = 0,
-    own: bool = False,
 ) -> Network:
     """Return the network of a module: with the shapes of its lazy layers, and only the chosen weights trainable."""
     if hasattr(module, "without_weights"):  # of `load_folder`
         output = "logits" if output is None else output
         padding = module.padding if padding is None else padding  # type: ignore[assignment]
     module = adapter.apply(materialised(module, shape, seed), seed, head or ())
-    network = Network(module, likelihood.entries, output, padding, own)
+    network = Network(module, likelihood.entries, output, padding)
     config = getattr(network.module, "config", None)  # of this copy
     if getattr(config, "pad_token_id", 0) is None:  # a classifier of the last token must know which is padding
         config.pad_token_id = NO_TOKEN if padding is None else padding  # type: ignore[union-attr]
@@ -209,34 +206,31 @@ def unpack_network(
             f"The file was trained on the frozen weights in '{source}', of which it holds only the digest. Give the "
             f"same file: --model {source}, or in Python model={source!r}."
         )
-    weights, model_name = weights_file(model), "" if model is None else type(model).__name__
-    if weights is not None and not weights.is_file():
-        raise InputError(f"There is no file '{model}' of weights. Give the one that the federation was trained with.")
-    if weights is not None and (spec is None or not (source and body)):
+    by_weights = is_weights(model)
+    if by_weights and (spec is None or not (source and body)):
         raise InputError(f"The file needs no weights of another one, so '{model}' would have no effect. Leave it out.")
-    if model is None or weights is not None:
-        held = weights.stat().st_size if weights else sum(tensor.numel() for tensor in tensors.values())
+    model_name = Path(model).name if by_weights else "" if model is None else type(model).__name__
+    if model is None or by_weights:
+        held = Path(model).stat().st_size if by_weights else sum(tensor.numel() for tensor in tensors.values())
         most = max(1_000_000, held)
         module = models.build(spec["name"], spec["shape"], spec["outputs"], seed, **spec["options"], most=most)
+        module = models.with_weights(module, model) if by_weights else module
         warn_if_code_differs(spec["name"], spec.get("code"), models.OWN.get(spec["name"]))
-        if weights is not None:
-            module, model_name = models.with_weights(module, weights), weights.name
     elif isinstance(model, nn.Module):
         module = model
     else:
         module, model_name = _from_folder(model, shape, likelihood, seed, {}, metadata.get("per_token") is True)
     names = [str(name) for name, _ in metadata["layout"] if name != LIKELIHOOD]
     output, padding, _, _ = _common_options(metadata)
-    own = not isinstance(model, nn.Module) and not (spec and spec["name"] in models.OWN)
-    network = _network(module, shape, likelihood, adapter, output, padding, adapter.head_of(names), seed, own)
+    network = _network(module, shape, likelihood, adapter, output, padding, adapter.head_of(names), seed)
     network = network.with_tokens(metadata.get("tokens") is True)
     if layout_of(network) != metadata["layout"]:
         raise InputError("The model does not fit the file: its parameters have other names or shapes.")
     if body and body != (own_digest := body_digest(network)):
-        name = spec["name"] if spec else ""
+        own = spec["name"] if spec else ""
         raise InputError(
-            f"The prior was trained on the frozen body of '{source or name}' (digest {body[:16]}), but "
-            f"'{model_name or name}' has another one (digest {own_digest[:16]}). Give the model that the "
+            f"The prior was trained on the frozen body of '{source or own}' (digest {body[:16]}), but "
+            f"'{model_name or own}' has another one (digest {own_digest[:16]}). Give the model that the "
             "federation was trained with."
         )
     if not body:
@@ -252,9 +246,9 @@ def unpack_network(
     return network, Origin(adapter, source, seed, bool(body) and not source)
 
 
-def weights_file(model: Model | None) -> Path | None:
-    """Return the file that a model is named by, if it holds the frozen weights of a network by name; else None."""
-    return Path(model) if isinstance(model, str | os.PathLike) and Path(model).suffix == ".safetensors" else None
+def is_weights(model: Any) -> bool:
+    """Return whether a model is named by a file of weights, which hold the frozen ones of a network by name."""
+    return isinstance(model, str | os.PathLike) and Path(model).suffix == ".safetensors"
 
 
 def warn_if_code_differs(name: str, digest: str | None, code: UserCode | None) -> None:

@@ -45,7 +45,7 @@ from ..files.sheets import html_card
 from ..gaussian import Gaussian, Point, Samples
 from ..likelihoods import weighted
 from .input_spec import InputSpec
-from .modules import Model, check_fit, warn_if_code_differs, weights_file
+from .modules import Model, check_fit, is_weights, warn_if_code_differs
 from .outputs import class_names
 from .posterior import Posterior, sample_count
 from .trust import CALIBRATION, COVERAGE, FALSE_ALARMS, Trust
@@ -299,8 +299,8 @@ def _opened(
 
     Raises InputError for a file with another content than `content`, or with weights that are not finite floats.
     """
-    named = isinstance(model, str) and not models.is_folder(model) and not weights_file(model)
-    own = models.named(str(model)) if named else None
+    given = isinstance(model, str) and not models.is_folder(model) and not is_weights(model)
+    own = models.named(str(model)) if given else None
     tensors, metadata = read_tensors(path)
     if metadata.get("kind") != content:
         raise InputError(f"'{path}' holds a {metadata.get('kind', 'checkpoint')}, not a {content}.")
