@@ -65,8 +65,8 @@ _COMMON = _described(f"""
 algorithm (FILE.py:NAME): Your own algorithm, named again if the prior was trained with it, such as mine.py:FedDyn.
 finished (FILE): A cells.jsonl of another folder or machine. The runs in it are not run again. Repeatable.
 force: Replace existing files.
-model (NAME): Your own network, named again if the prior was trained with it: mine.py:Net, a Hugging Face folder, or the
-    .safetensors file of frozen weights (by default the folder or file of the run, if a run's folder is given).
+model (NAME): Your own network, named again if the prior was trained with it: mine.py:Net, or a Hugging Face folder
+    (by default that of the run, if a run's folder is given).
 preset (NAME): A predefined setting ({", ".join(presets.NAMES)}). --config and flags override it.
 quiet: Print errors only: no progress, no table.
 set (NAME=VALUE): Set any key or hyperparameter, such as fedabml.lam=0.1. Repeatable.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import typer
 
 from ..engine import processes
 from ..errors import InputError
+from ..models import is_folder
 from ..runs import request
 from ..runs.config import RunConfig, saved_config
 from .console import RunProgress, downloads, number, print_error, print_line, table
@@ -117,7 +119,6 @@ def check_vacant(out: Path) -> None:
 
 def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = False, label: str = "training") -> Run:
     """Train a run into a folder and show its progress. After Ctrl-C, print how to resume it."""
-    from ..experiments.request import real_paths
     from ..runs.train import train as run_training
 
     (rank, processes_in_all), (job, restarts, restarts_allowed) = processes.rank_and_size(), processes.torchrun_job()
@@ -127,7 +128,8 @@ def execute(plan: RunConfig, out: Path, *, resume: bool = False, quiet: bool = F
             with downloads(plan.dataset or "", quiet) as on_download:
                 fed = processes.world().one_per_machine_first(lambda: plan.federation(on_download))
             begun = rank > 0
-            stored = plan.with_changes(**real_paths(plan))
+            stored = plan.with_changes(data=os.path.realpath(plan.data)) if plan.data else plan
+            stored = stored.with_changes(model=os.path.realpath(plan.model)) if is_folder(plan.model) else stored
             extra = {"run": stored.to_dict(everything=True), "command": plan.command(out)}
             return run_training(
                 fed,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..arguments import split_words
 from ..errors import InputError, shortened
-from ..models import NAMES, is_folder
+from ..models import is_folder
 from ..runs.config import is_table, read_config, saved_config
 from ..runs.request import resume_command
 from .console import downloads, note, number, print_line
@@ -86,7 +86,7 @@ def evaluate(
     changes = {name: saved.get(name, getattr(plan, name)) for name in ("backend", "chunk")}
     plan = plan.with_changes(**changes, data_dir=data_dir or plan.data_dir, device=device or plan.device)
     fed = _data_of(run, plan, saved)
-    prior = load_prior(run / "shared.safetensors", _model_of(run))
+    prior = load_prior(run / "shared.safetensors", _folder_of(run))
     trained = prior.algorithm if epochs is None else dataclasses.replace(prior.algorithm, personal_epochs=epochs)
     setup = prepare(fed, plan.model, trained, **plan.train_options(fed))
     split = resolve_split(fed, saved.get("split", "auto") if split == "auto" else split)
@@ -108,7 +108,7 @@ def _data_of(run: Path, plan: RunConfig, saved: Mapping[str, Any]) -> Federation
 
     with downloads(plan.dataset or "") as on_download:
         fed = plan.federation(on_download)
-    recipe = load_prior(run / "shared.safetensors", _model_of(run)).input_spec.recipe if fed.recipe else None
+    recipe = load_prior(run / "shared.safetensors", _folder_of(run)).input_spec.recipe if fed.recipe else None
     trained = plan.as_trained(fed, saved.get("partition_hash"), recipe)
     if trained is None:
         raise InputError(
@@ -118,15 +118,11 @@ def _data_of(run: Path, plan: RunConfig, saved: Mapping[str, Any]) -> Federation
     return trained
 
 
-def _model_of(run: Path) -> str | None:
-    """Return the Hugging Face folder, or the file of frozen weights, that the run in a folder was trained with."""
+def _folder_of(run: Path) -> str | None:
+    """Return the Hugging Face folder that the run in a folder was trained with; None if there is none."""
     content = read_config(run).get("run") if (run / "config.json").is_file() else None
-    if not isinstance(content, dict):
-        return None
-    model, weights = content.get("model"), content.get("pretrained")
-    if isinstance(model, str) and is_folder(model):
-        return model
-    return weights if weights and model in NAMES and content.get("train") in ("head", "lora") else None
+    model = content.get("model") if isinstance(content, dict) else None
+    return model if isinstance(model, str) and is_folder(model) else None
 
 
 def _score(run: Path, setup: Setup, shared: dict[str, Any], split: str, round: int) -> Evaluation:
@@ -197,8 +193,7 @@ def personalize(
     _check_apart(out, source, *([data] if data else []))
     check_new(out, force=force)
     import_code(algorithm, model)
-    model = model or _model_of(source.parent)
-    loaded = load_prior(source, model)
+    loaded = load_prior(source, model or _folder_of(source.parent))
     if data is not None:
         x, y, test, encoded = *_client_data(data, loaded.input_spec.with_id(id_column)), False
     else:
@@ -217,8 +212,7 @@ def personalize(
     print_line(f"posterior   {out}")
     spec = loaded.input_spec
     rows = "ROWS.csv" if spec.recipe else "IMAGES" if spec.images else "INPUTS.npz"
-    words = [str(out), "--data", rows, *(["--model", model] if model else [])]
-    words += ["--out", "predictions.csv", "--report", "predictions.html"]
+    words = [str(out), "--data", rows, "--out", "predictions.csv", "--report", "predictions.html"]
     print_line(f"next        fedabml predict {shlex.join(words)} (the page shows rows with alarms)")
 
 

@@ -1,8 +1,8 @@
 """How a run's network is made of a name, a module or a Hugging Face folder, and made again from a file.
 
-A file holds the trained weights. Of a body that --train head or lora has frozen, it holds only the digest, where the
-user gives the body again: as a module, a folder, a file of pretrained weights, or code that makes it of the seed. A
-site with another body is refused. Elsewhere what is frozen is in the file, too.
+A file holds the trained weights. What is frozen is in the file, too, unless it belongs to a module or a folder that
+the user gives anyway: of a body that --train head or lora has frozen, the file holds only the digest. A site with
+another body is refused.
 """
 
 from __future__ import annotations
@@ -42,14 +42,13 @@ class Origin:
     """What a network was made of: which weights are trained, and the name of the user's module or folder."""
 
     adapter: Adapter = dataclasses.field(default_factory=Adapter)
-    source: str = ""  # or of the file with the frozen weights; empty where all weights are trained, but for a folder
+    source: str = ""  # empty for a network by name, and for a module of which all weights are trained
     seed: int = 0  # frozen weights may be drawn from it: those of lazy layers, or those that a folder lacks
-    made_again: bool = False  # whether the user's code makes the same frozen weights again, of the seed
 
     @property
     def has_own_body(self) -> bool:
         """Whether the user has the frozen weights, so that files hold only their digest."""
-        return bool(self.source or self.made_again) and self.adapter.train != "all"
+        return bool(self.source) and self.adapter.train != "all"
 
 
 class Made(NamedTuple):
@@ -73,7 +72,7 @@ def make_network(
 ) -> Made:
     """Return the network of a run. `options` are those of every model, and of a network by name its own."""
     shape, outputs = list(fed.x.shape[1:]), likelihood.outputs
-    spec, source, note, made_again = None, "", "", False
+    spec, source, note = None, "", ""
     output, padding, head, alpha = _common_options(options or {})
     own = {name: value for name, value in (options or {}).items() if name not in COMMON}
     adapter = Adapter(train, lora_rank, alpha, head)
@@ -87,8 +86,6 @@ def make_network(
         spec = {"name": model, "shape": shape, "outputs": outputs, "options": own}
         spec |= {"code": models.OWN[model].digest} if model in models.OWN else {}
         module = models.build(model, shape, outputs, seed, **own)
-        if pretrained is not None and model not in models.OWN and train != "all":
-            source = Path(pretrained).name
     else:
         module, source = model, "" if train == "all" else type(model).__name__
     if pretrained is not None:
@@ -102,13 +99,10 @@ def make_network(
             f"padding, pad_token_id {own_padding}. Make the federation with padding={own_padding}."
         )
     network = _network(module, shape, likelihood, adapter, output, padding, seed=seed)
-    if spec and "code" in spec and pretrained is None and train != "all":
-        again = models.build(spec["name"], shape, outputs, seed, **own)
-        made_again = network.fits(_network(again, shape, likelihood, adapter, output, padding, seed=seed))
     if getattr(getattr(network.module, "config", None), "pad_token_id", None) == NO_TOKEN:
         whole = "The model's configuration names no token of padding, so every token counts."
         note = f"{note} {whole} If one is padding, name it: --set model_options.padding=0.".strip()
-    return Made(network, spec, Origin(adapter, source, seed, made_again), note)
+    return Made(network, spec, Origin(adapter, source, seed), note)
 
 
 def _from_folder(
@@ -187,7 +181,7 @@ def pack_network(network: Network, origin: Origin) -> tuple[dict[str, Tensor], d
 def unpack_network(
     tensors: dict[str, Tensor], metadata: Mapping[str, Any], model: Model | None, likelihood: Likelihood
 ) -> tuple[Network, Origin]:
-    """Return the network of a file and its origin; `model` is the user's module, folder or file of pretrained weights.
+    """Return the network of a file and its origin; `model` is the user's module or folder, if it was trained with one.
 
     Raises InputError if the model does not fit the file, or has another body.
     """
@@ -201,20 +195,10 @@ def unpack_network(
             f"The file was trained with your own module{named}, which a file cannot hold. Give the same module: "
             "load_prior(path, model=module), or its Hugging Face folder: --model FOLDER."
         )
-    if model is None and source and body:
-        raise InputError(
-            f"The file was trained on the frozen weights in '{source}', of which it holds only the digest. Give the "
-            f"same file: --model {source}, or in Python model={source!r}."
-        )
-    by_weights = is_weights(model)
-    if by_weights and (spec is None or not (source and body)):
-        raise InputError(f"The file needs no weights of another one, so '{model}' would have no effect. Leave it out.")
-    model_name = Path(model).name if by_weights else "" if model is None else type(model).__name__
-    if model is None or by_weights:
-        held = Path(model).stat().st_size if by_weights else sum(tensor.numel() for tensor in tensors.values())
-        most = max(1_000_000, held)
-        module = models.build(spec["name"], spec["shape"], spec["outputs"], seed, **spec["options"], most=most)
-        module = models.with_weights(module, model) if by_weights else module
+    model_name = "" if model is None else type(model).__name__
+    if model is None:
+        most = max(1_000_000, sum(tensor.numel() for tensor in tensors.values()))
+        module = models.build(spec["name"], spec["shape"], spec["outputs"], **spec["options"], most=most)
         warn_if_code_differs(spec["name"], spec.get("code"), models.OWN.get(spec["name"]))
     elif isinstance(model, nn.Module):
         module = model
@@ -227,11 +211,9 @@ def unpack_network(
     if layout_of(network) != metadata["layout"]:
         raise InputError("The model does not fit the file: its parameters have other names or shapes.")
     if body and body != (own_digest := body_digest(network)):
-        own = spec["name"] if spec else ""
         raise InputError(
-            f"The prior was trained on the frozen body of '{source or own}' (digest {body[:16]}), but "
-            f"'{model_name or own}' has another one (digest {own_digest[:16]}). Give the model that the "
-            "federation was trained with."
+            f"The prior was trained on the frozen body of '{source}' (digest {body[:16]}), but '{model_name}' has "
+            f"another one (digest {own_digest[:16]}). Give the model that the federation was trained with."
         )
     if not body:
         constants = group(tensors, "constant")
@@ -243,12 +225,7 @@ def unpack_network(
     if "initial" in tensors:
         check_fit("initial weights", {"initial": tensors["initial"]}, {"initial": (network.layout.size,)})
         network = network.with_initial(tensors["initial"])
-    return network, Origin(adapter, source, seed, bool(body) and not source)
-
-
-def is_weights(model: Any) -> bool:
-    """Return whether a model is named by a file of weights, which hold the frozen ones of a network by name."""
-    return isinstance(model, str | os.PathLike) and Path(model).suffix == ".safetensors"
+    return network, Origin(adapter, source, seed)
 
 
 def warn_if_code_differs(name: str, digest: str | None, code: UserCode | None) -> None:

@@ -45,7 +45,7 @@ from ..files.sheets import html_card
 from ..gaussian import Gaussian, Point, Samples
 from ..likelihoods import weighted
 from .input_spec import InputSpec
-from .modules import Model, check_fit, is_weights, warn_if_code_differs
+from .modules import Model, check_fit, warn_if_code_differs
 from .outputs import class_names
 from .posterior import Posterior, sample_count
 from .trust import CALIBRATION, COVERAGE, FALSE_ALARMS, Trust
@@ -244,8 +244,7 @@ def load_prior(
     """Read a prior, from its file or from the folder of the run that made it.
 
     If it was trained with the user's own network, `model` is the module, or names the file again: `mine.py:Net`, or is
-    the Hugging Face folder. For a network by name on a frozen body it is the .safetensors file of pretrained weights.
-    In the same way `algorithm` names the file of the user's own algorithm. A prior never says
+    the Hugging Face folder. In the same way `algorithm` names the file of the user's own algorithm. A prior never says
     by itself which code is run.
     """
     path = Path(path) / "shared.safetensors" if Path(path).is_dir() else path
@@ -299,8 +298,7 @@ def _opened(
 
     Raises InputError for a file with another content than `content`, or with weights that are not finite floats.
     """
-    given = isinstance(model, str) and not models.is_folder(model) and not is_weights(model)
-    own = models.named(str(model)) if given else None
+    own = models.named(model) if isinstance(model, str) and not models.is_folder(model) else None
     tensors, metadata = read_tensors(path)
     if metadata.get("kind") != content:
         raise InputError(f"'{path}' holds a {metadata.get('kind', 'checkpoint')}, not a {content}.")
