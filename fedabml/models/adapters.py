@@ -16,7 +16,6 @@ import copy
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,14 +67,7 @@ class Adapter:
 
 
 class LowRank(nn.Module):
-    """A frozen linear layer with a trainable change of low rank: x ↦ base(x) + (α/r) B A x.
-
-    A module that reads `weight` in place of calling the layer gets W + (α/r) B A: for many clients a copy of W each.
-    nn.MultiheadAttention reads that of its `out_proj`. If `called_after` it, it reads the identity, and `_project`
-    calls the layer on its output.
-    """
-
-    called_after = False
+    """A frozen linear layer with a trainable change of low rank: x ↦ base(x) + (α/r) B A x."""
 
     def __init__(self, base: nn.Module, rank: int, alpha: float, generator: torch.Generator):
         super().__init__()
@@ -91,38 +83,25 @@ class LowRank(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + self.scale * F.linear(F.linear(x, self.lora_a), self.lora_b)
 
-    def merged_weight(self) -> Tensor:
-        """Return W + (α/r) B A."""
+    @property
+    def weight(self) -> Tensor:
+        """W + (α/r) B A, for a module that reads the layer's weight in place of calling the layer."""
         change = self.scale * self.lora_b @ self.lora_a
         return (change.T if _is_transposed(self.base) else change) + self.base.weight  # type: ignore[operator]
 
     @property
-    def weight(self) -> Tensor:
-        """The weight for a module that reads it in place of calling the layer."""
-        ones = self.base.weight.new_ones(len(self.lora_b))  # type: ignore[operator]  # the same for all clients
-        return ones.diag_embed() if self.called_after else self.merged_weight()
-
-    @property
     def bias(self) -> Tensor | None:
-        """The bias for a module that reads it in place of calling the layer."""
-        return self.base.weight.new_zeros(len(self.lora_b)) if self.called_after else self.base.bias  # type: ignore
-
-
-def _project(attention: nn.Module, inputs: Any, outputs: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
-    """Call the `out_proj` of nn.MultiheadAttention on its output, which the identity has not changed."""
-    return attention.out_proj(outputs[0]), outputs[1]  # type: ignore[operator]
+        return self.base.bias  # type: ignore[return-value]
 
 
 def merged(module: nn.Module) -> nn.Module:
     """Return a copy of a module whose low-rank changes are added to the weights of its plain layers."""
     module = copy.deepcopy(module)
     for layer in [part for part in module.modules() if isinstance(part, LowRank)]:  # each once, if several share it
-        layer.base.weight = nn.Parameter(layer.merged_weight().detach(), requires_grad=False)
+        layer.base.weight = nn.Parameter(layer.weight.detach(), requires_grad=False)
     for parent, name, child in _children(module):
         if isinstance(child, LowRank):
             setattr(parent, name, child.base)
-            for number in [number for number, hook in parent._forward_hooks.items() if hook is _project]:
-                del parent._forward_hooks[number]
     return module
 
 
@@ -145,9 +124,6 @@ def _add_low_rank(module: nn.Module, adapter: Adapter, head: Collection[str], ge
             if child not in replaced:
                 replaced[child] = LowRank(child, adapter.rank, adapter.alpha, generator)
             setattr(parent, name, replaced[child])
-            if isinstance(parent, nn.MultiheadAttention):
-                replaced[child].called_after = True
-                parent.register_forward_hook(_project)
     if not replaced:
         raise InputError(
             "The model has no linear layer before its head, so there is nothing to change by low-rank matrices. "

@@ -6,12 +6,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import fedabml
-from fedabml import rng
-from fedabml.accel.process import quiet_vmap
 from fedabml.errors import InputError
 from fedabml.models.adapters import Adapter, LowRank, materialised, merged
 from fedabml.vectors import Network
@@ -63,58 +59,6 @@ def test_a_shared_layer_is_changed_once_under_all_its_names():
     plain = merged(network.to_module(vector))
     assert not any(isinstance(part, LowRank) for part in plain.modules())
     torch.testing.assert_close(plain(X), network(vector, X))
-
-
-class Attention(nn.Module):
-    """Attention reads the weight of its output projection in place of calling it."""
-
-    def __init__(self, width=8):
-        super().__init__()
-        torch.manual_seed(0)
-        layer = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout=0.0, batch_first=True)
-        self.body, self.head = nn.TransformerEncoder(layer, 1), nn.Linear(width, 2)
-
-    def forward(self, x):
-        return self.head(self.body(torch.stack([x, x.flip(-1)], 1)).mean(1))
-
-
-@pytest.mark.parametrize("training", [False, True])
-def test_the_projection_of_attention_is_w_plus_ba(training):
-    module, x = Attention(), torch.linspace(-1, 1, 24).reshape(3, 8)
-    network = Network(Adapter("lora", rank=2, alpha=6.0).apply(module))
-    key = rng.key(0) if training else None
-    torch.testing.assert_close(network(network.initial, x, key), module.train()(x))
-    vector = torch.linspace(-1, 1, network.layout.size)
-    weights, projection = network.layout.split(vector), "body.layers.0.self_attn.out_proj"
-    plain = merged(network.to_module(vector))
-    change = weights[f"{projection}.lora_b"] @ weights[f"{projection}.lora_a"]
-    expected = module.get_parameter(f"{projection}.weight") + 6 / 2 * change
-    torch.testing.assert_close(plain.get_parameter(f"{projection}.weight"), expected)
-    torch.testing.assert_close(network(vector, x, key), plain.train()(x))
-    assert plain.state_dict().keys() == module.state_dict().keys()
-
-
-class Largest(TorchDispatchMode):
-    """Remembers the number of entries of the largest tensor that an operation has made."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        made = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-        self.entries = max([self.entries, *(t.untyped_storage().nbytes() // t.itemsize for t in made)])
-        return out
-
-
-@pytest.mark.parametrize("train", ["head", "lora"])
-def test_no_client_has_a_copy_of_a_frozen_weight(train):
-    """Neither a step nor a prediction of many clients makes a tensor with a weight of the body for each of them."""
-    network, lanes, x = Network(Adapter(train, rank=1).apply(Attention(128))), 8, torch.ones(8, 1, 128)
-    vectors, body = network.initial.expand(lanes, -1).contiguous(), 128 * 3 * 128  # the entries of the largest weight
-    for work in (torch.func.grad(lambda w, x: network(w, x, rng.key(0)).sum()), network):
-        with quiet_vmap(), Largest() as largest:
-            torch.vmap(work)(vectors, x)
-        assert largest.entries <= max(body, lanes * network.layout.size) < lanes * 128 * 128
 
 
 def test_the_head_alone_is_trained():
