@@ -31,14 +31,30 @@ SAMPLES, LENGTH, VOCABULARY, RANK = 16, 8, 1000, 8
 ROWS = {"all": "all weights", "lora": f"low-rank changes of rank {RANK} and the head", "head": "the head"}
 
 
-class Classifier(nn.Module):
-    """A transformer over tokens, as `--model examples/adapters.py:Classifier` makes it."""
+class Block(nn.Module):
+    """A layer of a transformer, whose linear layers are all called, so that a low-rank change copies no weight."""
 
-    def __init__(self, outputs: int, width: int = 256, layers: int = 12):
+    def __init__(self, width: int, heads: int = 4):
         super().__init__()
-        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
+        self.heads, self.norm, self.norm2 = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inputs = self.norm(x)
+        q, k, v = (layer(inputs).unflatten(-1, (self.heads, -1)) for layer in (self.query, self.key, self.value))
+        attention = (torch.einsum("...qhd,...khd->...hqk", q, k) / q.shape[-1] ** 0.5).softmax(-1)
+        x = x + self.out(torch.einsum("...hqk,...khd->...qhd", attention, v).flatten(-2))
+        return x + self.down(self.up(self.norm2(x)).relu())
+
+
+class Classifier(nn.Module):
+    """A transformer over tokens."""
+
+    def __init__(self, outputs: int = 2, width: int = 256, layers: int = 12):
+        super().__init__()
         self.tokens = nn.Embedding(VOCABULARY, width)
-        self.body = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.body = nn.Sequential(*(Block(width) for _ in range(layers)))
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,10 +65,11 @@ def train(train: str, clients: int, folder: Path, **options: int) -> fedabml.Run
     """Train a federation in which all clients run at once, two rounds of one epoch."""
     g = np.random.default_rng(0)
     sites = [(g.integers(0, VOCABULARY, (SAMPLES, LENGTH)), np.arange(SAMPLES) % 2) for _ in range(clients)]
+    torch.manual_seed(0)
     return fedabml.train(
-        fedabml.Federation.from_arrays(sites), f"{__file__}:Classifier", fedabml.FedABML(lr=1e-3, personal_lr=1e-3),
-        train=train, lora_rank=RANK, rounds=2, participation=1.0, epochs=1, batch_size=4, model_options=options,
-        device="cpu", backend="vmap", chunk=clients, evaluate=False, out=folder,
+        fedabml.Federation.from_arrays(sites), Classifier(**options), fedabml.FedABML(lr=1e-3, personal_lr=1e-3),
+        train=train, lora_rank=RANK, rounds=2, participation=1.0, epochs=1, batch_size=4, device="cpu",
+        backend="vmap", chunk=clients, evaluate=False, out=folder,
     )  # fmt: skip
 
 

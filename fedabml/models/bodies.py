@@ -31,15 +31,18 @@ _HELD: WeakValueDictionary[tuple[Origin, torch.device, torch.dtype], nn.Paramete
 def hold(module: nn.Module, trained: Collection[str]) -> None:
     """Let a module take its parameters, without the `trained` ones, from networks that have equal ones.
 
-    The memory of those that no network has is shared from now on, so it must belong to the module alone.
+    The memory of those that no network has is shared from now on, so it must belong to the module alone. An embedding
+    with `max_norm` writes to its own weight when it is called, so it keeps it for itself.
     """
-    held = {id(p): _register(p, _origin(name, p)) for name, p in module.named_parameters() if name not in trained}
+    written = {id(part.weight) for part in module.modules() if getattr(part, "max_norm", None) is not None}
+    named = {name: p for name, p in module.named_parameters() if name not in trained and id(p) not in written}
+    held = {id(p): _register(p, _origin(name, p)) for name, p in named.items()}
     for part in module.modules():
         part._parameters.update({name: held[id(p)] for name, p in part._parameters.items() if id(p) in held})
 
 
 def copies(module: nn.Module, device: torch.device | None = None, dtype: torch.dtype | None = None) -> dict[int, Any]:
-    """Return what `copy.deepcopy` takes for the parameters of a module, by identity: parameters of the same memory.
+    """Return the memo with which `copy.deepcopy` gives a copied module parameters of the same memory.
 
     With a place, those that are held are there what other networks have of them.
     """
@@ -52,7 +55,7 @@ def _placed(parameter: nn.Parameter, device: torch.device, dtype: torch.dtype) -
     origin: Origin | None = getattr(parameter, "origin", None)
     if origin is None:
         return nn.Parameter(parameter.data, requires_grad=False)
-    dtype = dtype if parameter.is_floating_point() else parameter.dtype
+    dtype = dtype if parameter.is_floating_point() or parameter.is_complex() else parameter.dtype
     if (device, dtype) == (parameter.device, parameter.dtype):
         return parameter
     held = _HELD.get((origin, device, dtype))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 
+import pytest
 import torch
 from torch import nn
 
@@ -83,3 +84,30 @@ def test_threads_share_it():
     thread.start()
     thread.join()
     assert seen[0] is not one.module and seen[0][0].weight is one.module[0].weight
+
+
+def test_an_embedding_that_writes_to_its_own_weight_keeps_it_for_itself():
+    def made():
+        torch.manual_seed(0)
+        return Network(Adapter("head").apply(nn.Sequential(nn.Embedding(5, 4, max_norm=0.1), nn.Linear(4, 2))))
+
+    one, other = made(), made()
+    before = one.constants["0.weight"].clone()
+    other.with_tokens(True)(other.initial, torch.tensor([0, 1]))
+    assert torch.equal(one.constants["0.weight"], before) and not torch.equal(other.constants["0.weight"], before)
+
+
+def test_complex_weights_of_a_copy_in_another_type_are_not_those_of_the_network():
+    class Complex(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.phase = nn.Parameter(torch.tensor([1.0 + 2.0j]), requires_grad=False)
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.head(x) * self.phase.real
+
+    network = Network(Complex())
+    with pytest.warns(UserWarning, match="imaginary"):
+        network.to("cpu", torch.float64)
+    assert network.constants["phase"].dtype == torch.complex64 and network.constants["phase"].item() == 1 + 2j
