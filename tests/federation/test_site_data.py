@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fedabml import Federation, algorithms, read_table
+from fedabml import Federation, InputError, algorithms, read_table
 from fedabml.engine.client import client_round, initial_kept
 from fedabml.engine.lanes import Lanes
 from fedabml.engine.setting import Cohort, Setting
@@ -18,7 +18,7 @@ from fedabml.federation.folders import SiteFolder
 from fedabml.federation.messages import Refusal
 from fedabml.federation.personal import personalize
 from fedabml.federation.schema import Schema
-from fedabml.federation.site_data import load, mismatches
+from fedabml.federation.site_data import load, mismatches, open_data
 from tests.federation.start import ID, NAMES, SECRET, arrays, frame, make_site, make_sites
 
 NORM = ("shift", "scale", "y_shift", "y_scale")
@@ -45,6 +45,17 @@ def assert_same(site, simulated, client):
     for name in NORM:
         assert np.array_equal(getattr(site, name), getattr(simulated, name))
     assert np.array_equal(site.label_counts()[0], simulated.label_counts()[client])
+
+
+@pytest.mark.parametrize("other", ["table.csv", "second.npz", "images"])
+def test_a_folder_with_an_npz_file_beside_other_data_is_refused(other, tmp_path):
+    np.savez(tmp_path / "first.npz", x=np.zeros((4, 2)), y=np.arange(4) % 2)
+    (tmp_path / "README.md").write_text("a document")
+    assert open_data(tmp_path)["x_train"].shape == (4, 2)
+    (tmp_path / other).mkdir() if other == "images" else (tmp_path / other).touch()
+    with pytest.raises(InputError, match=rf"holds 'first.npz' and '{other}'.* Name the .npz file itself"):
+        open_data(tmp_path)
+    assert open_data(tmp_path / "first.npz")["x_train"].shape == (4, 2)
 
 
 def one_round(cohort, card, client):
