@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..data import Federation
-from ..data.encode import time_order
+from ..data.encode import checked_targets, time_order
 from ..data.files import read_client
 from ..data.frames import READERS, WORKBOOKS, read_frame
 from ..data.images import client_entries, site_files
@@ -159,7 +159,7 @@ def _from_table(settings: SiteSettings, card: Card, frame: Any) -> Federation:
     recipe = card.input_spec.recipe
     assert recipe is not None
     train, test = divide(settings, recipe.target, bool(recipe.class_names), frame, card.seed)
-    x, y = recipe.apply(frame), recipe.encode_target(frame[recipe.target])
+    x, y = recipe.apply(frame), checked_targets(recipe, frame[recipe.target], "The site's table")
     return Federation.assemble(
         x, y, (train, Rows.empty(1), test), [settings.name], len(recipe.class_names), dataset=card.input_spec.dataset,
         manifest={}, normalize="none", recipe=recipe,
