@@ -254,6 +254,20 @@ def test_a_classifier_of_tokens_keeps_its_head(tmp_path):
     assert prior.input_spec.network.layout == network.layout
 
 
-def test_sequences_that_are_too_long_for_the_model_are_not_called_without_embedding(folder):
-    with pytest.raises(InputError, match=r"cannot take the federation's sequences of 11 tokens: .*\(8\)"):
+def save_roberta(folder):
+    """Save a classifier that numbers positions from behind the token of padding, so that fewer of them can be used."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.RobertaConfig(**sizes, intermediate_size=16, max_position_embeddings=9, pad_token_id=0)
+    transformers.RobertaForSequenceClassification(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("save", [save_bert, save_gpt2, save_roberta])
+def test_sequences_that_are_too_long_for_the_model_are_refused(save, tmp_path):
+    folder = save(tmp_path / "eight")
+    way = r"at most 8 tokens, but the federation's have 11\. Cut longer sequences to 8 tokens.* more positions"
+    with pytest.raises(InputError, match=way):
         fedabml.prepare(padded(12), folder, train="head", **READY)
+    assert fedabml.prepare(padded(8), folder, train="head", **READY).input_spec.network.tokens
