@@ -126,10 +126,16 @@ def encode(table: pd.DataFrame | Columns, options: TableOptions, source: str = "
             )
     if notes:
         manifest["notes"] = notes
-    y = once("targets", (target, task, classes), lambda: recipe.encode_target(frame[target]))
-    if task == "regression":
-        check_rounding([(f"{source}, column '{target}'", columns.numbers(target)[:, None], y)], "target")
+    y = once("targets", (target, task, classes), lambda: checked_targets(recipe, frame[target], source))
     return Encoded(recipe.apply(columns), y, (train, Rows.empty(len(names)), test), names, recipe, manifest)
+
+
+def checked_targets(recipe: TableRecipe, values: pd.Series, source: str) -> np.ndarray:
+    """Return the model's targets of a column; refuse numbers that float32 rounds too much for what they vary by."""
+    y = recipe.encode_target(values)
+    if recipe.task == "regression":
+        check_rounding([(f"{source}, column '{recipe.target}'", numbers(values, recipe.target)[:, None], y)], "target")
+    return y
 
 
 def clients_of(column: pd.Series) -> tuple[tuple[str, ...], Rows]:

@@ -107,6 +107,7 @@ class Score:
     error: str | None = None
     on: str = ""  # the name of the study's audience
     reliability: list[list[float]] = field(default_factory=list)  # by bin: confidence, share right, how many; or none
+    by_class: dict[str, Table] = field(default_factory=dict)  # pooled rows, recall and precision; none of two
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,8 @@ class Result:
         fields["identity"] = json.dumps(identity, sort_keys=True)
         scores = [Score(**score) for score in fields.pop("scores")]
         result = cls(**fields, scores=scores)
-        tables = [result.config, result.facts, result.found, *result.curve, *(s.summary for s in scores)]
+        tables = [result.config, result.facts, result.found, *result.curve]
+        tables += [table for s in scores for table in (s.summary, s.by_class)]
         columns = [column for score in scores for column in score.clients.values()]
         if not all(isinstance(t, dict) for t in tables) or not all(isinstance(c, list) for c in columns):
             raise ValueError("its parts have other types")

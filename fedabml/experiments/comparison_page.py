@@ -14,6 +14,7 @@ from ..report.read import Client, Run
 from ..report.run_page import render as render_runs
 from ..runs.config import Table
 from .benefits import benefit_cells, benefit_notes
+from .class_tables import NOTE, class_cells
 from .comparison_tables import Rows, cells, decision_cells, decision_notes, explained, harm_cells, titled
 from .ranking import Comparison, Row
 
@@ -71,6 +72,9 @@ def _summary(comparison: Comparison, scored: list[Row]) -> list[Section]:
     head, rows = decision_cells(comparison)
     if rows:
         sections.append(Section("Ranks and decisions", tables=[table(head, rows)], notes=decision_notes(comparison)))
+    head, rows = class_cells(comparison)
+    if rows:
+        sections.append(Section("Classes", tables=[table(head, rows)], notes=[NOTE]))
     if len(comparison.seeds) > 1:
         sections.append(Section("How sure the means are", figures=[_intervals(comparison, scored)]))
     head, rows = harm_cells(comparison)

@@ -18,6 +18,7 @@ from ..report.score_tables import BASE_NOTE
 from ..runs.config import Table
 from ..version import __version__
 from .benefits import benefit_cells, benefit_notes, benefit_records
+from .class_tables import NOTE, class_cells, class_record
 from .ranking import BASE, LEVEL, WORST, Comparison, Loss, Row
 from .statistics import SEEDS_TO_TEST
 
@@ -283,6 +284,9 @@ def markdown(comparison: Comparison, command: str) -> str:
     if decided_rows:
         parts += ["## Ranks and decisions", markdown_table(decided_head, decided_rows)]
         parts.append("\n\n".join(decision_notes(comparison)))
+    class_head, class_rows = _text(*class_cells(comparison))
+    if class_rows:
+        parts += ["## Classes", markdown_table(class_head, class_rows), NOTE]
     harm_head, harm_rows = harm_grid(comparison)
     if harm_rows:
         parts += ["## Against Local only", markdown_table(harm_head, harm_rows)]
@@ -338,6 +342,7 @@ def _record(comparison: Comparison, row: Row) -> Table:
     record: Table = {"algorithm": row.label, "refused": row.refused, "diverged": len(row.diverged)}
     for key in comparison.measures:
         record[key], record[f"{key}_half"] = row.scores.get(key, (None, None))
+    record |= class_record(comparison, row.label)
     lead, harm = row.lead, row.harm
     return record | {
         "traffic_bytes": row.traffic, "seconds": row.seconds, "best": row.best, "alike": row.not_significant,

@@ -21,6 +21,7 @@ from ..engine.autotune import chunk_of
 from ..engine.rounds import Simulation, run_rounds
 from ..engine.setting import Cohort
 from ..errors import InputError, TrainingError
+from ..evaluation.decisions import MOST_COLUMNS
 from ..evaluation.measures import OF_CLIENTS
 from ..evaluation.scoring import Evaluation, evaluate_after
 from ..runs.config import RunConfig, Table
@@ -268,7 +269,7 @@ def _part_callbacks(cell: Cell, weights: Sequence[float], on_round: OnRound) -> 
 
 
 def _score_of(personal: Table, outcome: Evaluation | TrainingError, columns: Sequence[str], on: str) -> Score:
-    """Return the score of an evaluation; `columns`, if any, adds these of every client, and the reliability.
+    """Return the score of an evaluation; `columns`, if any, adds these of every client, reliability and classes.
 
     Of two classes each client's rows of either are added: they tell whether a recall rests on two rows or on fifty.
     """
@@ -283,7 +284,18 @@ def _score_of(personal: Table, outcome: Evaluation | TrainingError, columns: Seq
     }
     bins = outcome.details.get("reliability", [])
     reliability = [[round(row["confidence"], 5), round(row["accuracy"], 5), row["count"]] for row in bins]
-    return Score(personal, outcome.summary, clients, on=on, reliability=reliability)
+    return Score(personal, outcome.summary, clients, None, on, reliability, _by_class(outcome.details))
+
+
+def _by_class(details: Mapping[str, Any]) -> dict[str, Table]:
+    """Return the rows, recall and precision of 3 to `MOST_COLUMNS` classes by name, of an evaluation's details."""
+    names, columns = details.get("class_names", ()), ("confusion", "recall_by_class", "precision_by_class")
+    if not 2 < len(names) <= MOST_COLUMNS or not details.keys() >= {*columns}:
+        return {}
+    table = zip(names, *(details[column] for column in columns), strict=True)
+    return {
+        name: {"rows": sum(row), "recall": recall, "precision": precision} for name, row, recall, precision in table
+    }
 
 
 def _rows_of_two(outcome: Evaluation) -> list[str]:

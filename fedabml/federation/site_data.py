@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from ..data import Federation
-from ..data.encode import time_order
+from ..data.encode import checked_targets, time_order
 from ..data.files import read_client
 from ..data.frames import READERS, WORKBOOKS, read_frame
-from ..data.images import site_files
+from ..data.images import client_entries, site_files
 from ..data.recipe import as_text
 from ..data.rows import TABLE, Rows, take_newest, take_share
 from ..errors import InputError
@@ -38,16 +38,20 @@ _NORM = ("shift", "scale", "y_shift", "y_scale")
 def open_data(path: str | Path, words: Sequence[str] = ()) -> Any:
     """Return a table as a DataFrame, an .npz file as a dictionary of arrays, or a folder as a list of image files.
 
-    A folder that holds a single .npz file stands for that file. `words` are columns of a table to read as text.
+    A folder that holds one .npz file, and beside it documents at most, stands for that file. `words` are columns of a
+    table to read as text.
     """
     place = Path(path)
     if place.is_dir():
-        archives = sorted(place.glob("*.npz"))
-        if len(archives) > 1:
+        entries = client_entries(place)
+        archive = next((entry for entry in entries if entry.suffix == ".npz"), None)
+        other = next((entry for entry in entries if entry != archive), None)
+        if archive is not None and other is not None:
             raise InputError(
-                f"'{path}' holds {len(archives)} .npz files; a site's data are one of them. Name the file."
+                f"'{path}' holds '{archive.name}' and '{other.name}'; a site's data are one of them. Name the .npz "
+                "file itself, or keep other files elsewhere."
             )
-        return read_client(archives[0]) if archives else site_files(place)
+        return site_files(place) if archive is None else read_client(archive)
     suffix = place.suffix.lower()
     if suffix in (*READERS, *WORKBOOKS):
         return read_frame(place, words)
@@ -155,7 +159,7 @@ def _from_table(settings: SiteSettings, card: Card, frame: Any) -> Federation:
     recipe = card.input_spec.recipe
     assert recipe is not None
     train, test = divide(settings, recipe.target, bool(recipe.class_names), frame, card.seed)
-    x, y = recipe.apply(frame), recipe.encode_target(frame[recipe.target])
+    x, y = recipe.apply(frame), checked_targets(recipe, frame[recipe.target], "The site's table")
     return Federation.assemble(
         x, y, (train, Rows.empty(1), test), [settings.name], len(recipe.class_names), dataset=card.input_spec.dataset,
         manifest={}, normalize="none", recipe=recipe,

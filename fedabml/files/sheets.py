@@ -62,7 +62,8 @@ def _short(value: Any) -> Any:
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Returns a Markdown table; all columns but the first are aligned to the right."""
     lines = [head, ["---"] + ["---:"] * (len(head) - 1), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in escaped)
 
 
 def frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:

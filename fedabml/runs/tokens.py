@@ -39,6 +39,11 @@ def take_tokens(fed: Federation, network: Network) -> tuple[Federation, Network,
             "would be missing. Make the federation from sequences of one length, without padding."
         )
     raw = torch.as_tensor(fed.x[fed.train[0][:2]].astype(np.float32))
+    if layer is not None and raw.ndim == 2 and (most := _longest(network, raw.long())) < raw.shape[1]:
+        raise InputError(
+            f"The model takes sequences of at most {most} tokens, but the federation's have {raw.shape[1]}. Cut longer "
+            f"sequences to {most} tokens before you make the federation, or give a model with more positions."
+        )
     if layer is None or not _looks_up(network, raw):
         if fed.padding is not None:
             failed = _call(network, raw.long())
@@ -69,6 +74,25 @@ def take_tokens(fed: Federation, network: Network) -> tuple[Federation, Network,
         return fed, network, ""
     unscaled = replace(fed, shift=np.zeros((), np.float32), scale=np.ones((), np.float32))
     return unscaled, network, f"The inputs are not standardised: the model's layer '{layer}' looks them up."
+
+
+def _longest(network: Network, raw: Tensor) -> int:
+    """Return how many tokens a sequence may have of those in `raw`; all, too, where not even one can be looked up.
+
+    The first token is repeated, so that a token without an entry further on does not count as too long a sequence.
+    """
+
+    def fits(length: int) -> bool:
+        return _call(network, raw[:, :1].expand(-1, length)) is None
+
+    length = raw.shape[1]
+    if fits(length) or not fits(1):
+        return length
+    fine, too_long = 1, length
+    while too_long - fine > 1:
+        middle = (fine + too_long) // 2
+        fine, too_long = (middle, too_long) if fits(middle) else (fine, middle)
+    return fine
 
 
 def check_tokens(

@@ -14,7 +14,7 @@ from fedabml.experiments import runner
 from fedabml.experiments.cell import Cell
 from fedabml.experiments.compare import compare, configs
 from fedabml.experiments.comparison_page import render
-from fedabml.experiments.comparison_tables import _clients
+from fedabml.experiments.comparison_tables import _clients, markdown
 from fedabml.experiments.ledger import Ledger
 from fedabml.experiments.paper.newcomers import Newcomers
 from fedabml.experiments.ranking import make
@@ -267,3 +267,37 @@ def test_every_client_of_a_comparison_has_its_recall_and_auroc(csv, tmp_path):
     again = make({row.label: row.config for row in found.rows}, old, {}, found.seeds, True)
     assert "auroc" not in again.frame().columns and len(again.frame()) == len(frame)
     assert render(again, "") and len(list(_clients(again))) == len(frame)
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_comparison_has_the_recall_and_precision_of_every_class(csv, seeds, tmp_path):
+    """Accuracy hides that one of several classes is never found: files and page have every class, as those of train."""
+    table = pd.read_csv(csv["data"])
+    level = table[list("abcd")].sum(axis=1)
+    table["label"] = np.select([level < -1, level < 1], ["low", "mid|dle"], "high")
+    table.to_csv(csv["data"], index=False)
+    out, own = tmp_path / "out", csv | {"test_share": 0.5}
+    found = fedabml.compare(algorithms=["fedavg", "local"], seeds=seeds, out=out, **SMALL, **own)
+    federations = [RunConfig.of(SMALL, own, {"seed": seed}).federation() for seed in range(seeds)]
+    algorithm = fedabml.FedAvg(personal_epochs=0)
+    trained = [fedabml.train(fed, algorithm=algorithm, seed=seed, **SMALL) for seed, fed in enumerate(federations)]
+    details = [run.evaluation.details for run in trained]
+    assert details[0]["class_names"] == ["high", "low", "mid|dle"]
+    written = pd.read_csv(out / "table.csv").set_index("algorithm").loc["fedavg"]
+    in_json = next(row for row in json.loads((out / "table.json").read_text())["rows"] if row["label"] == "fedavg")
+    for key in ("recall", "precision"):
+        means = np.mean([d[f"{key}_by_class"] for d in details], 0)
+        for name, mean in zip(details[0]["class_names"], means, strict=True):
+            assert written[f"{key}[{name}]"] == pytest.approx(mean, abs=1e-5) == in_json[f"{key}[{name}]"]
+    text, page = (out / "table.md").read_text(), (out / "report.html").read_text()
+    assert r"| algorithm | of the class | high | low | mid\|dle |" in text and "mid|dle" in page
+    rows = np.mean([np.sum(d["confusion"], 1) for d in details], 0)
+    assert f"| rows |  | {' | '.join(f'{n:,.0f}' for n in rows)} |" in text
+    recall = next(line for line in text.splitlines() if line.startswith("| fedavg | recall %"))
+    assert ("±" in recall) == (seeds > 1)
+    lines = [json.loads(line) for line in (out / "cells.jsonl").read_text().splitlines()]
+    for line in lines:  # as earlier versions wrote them
+        del line["sealed"], line["sha256"], line["scores"][0]["by_class"]
+    old = {(line["label"], line["config"].get("seed", 0)): runner.Result.of(json.dumps(line)) for line in lines}
+    again = make({row.label: row.config for row in found.rows}, old, {}, found.seeds, True)
+    assert "## Classes" not in markdown(again, "") and "## Classes" in markdown(found, "")

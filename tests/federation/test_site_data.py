@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fedabml import Federation, algorithms, read_table
+from fedabml import Federation, InputError, algorithms, read_table
 from fedabml.engine.client import client_round, initial_kept
 from fedabml.engine.lanes import Lanes
 from fedabml.engine.setting import Cohort, Setting
@@ -18,7 +18,8 @@ from fedabml.federation.folders import SiteFolder
 from fedabml.federation.messages import Refusal
 from fedabml.federation.personal import personalize
 from fedabml.federation.schema import Schema
-from fedabml.federation.site_data import load, mismatches
+from fedabml.federation.schema_draft import draft_schema
+from fedabml.federation.site_data import load, mismatches, open_data
 from tests.federation.start import ID, NAMES, SECRET, arrays, frame, make_site, make_sites
 
 NORM = ("shift", "scale", "y_shift", "y_scale")
@@ -45,6 +46,17 @@ def assert_same(site, simulated, client):
     for name in NORM:
         assert np.array_equal(getattr(site, name), getattr(simulated, name))
     assert np.array_equal(site.label_counts()[0], simulated.label_counts()[client])
+
+
+@pytest.mark.parametrize("other", ["table.csv", "second.npz", "images"])
+def test_a_folder_with_an_npz_file_beside_other_data_is_refused(other, tmp_path):
+    np.savez(tmp_path / "first.npz", x=np.zeros((4, 2)), y=np.arange(4) % 2)
+    (tmp_path / "README.md").write_text("a document")
+    assert open_data(tmp_path)["x_train"].shape == (4, 2)
+    (tmp_path / other).mkdir() if other == "images" else (tmp_path / other).touch()
+    with pytest.raises(InputError, match=rf"holds 'first.npz' and '{other}'.* Name the .npz file itself"):
+        open_data(tmp_path)
+    assert open_data(tmp_path / "first.npz")["x_train"].shape == (4, 2)
 
 
 def one_round(cohort, card, client):
@@ -92,6 +104,20 @@ def test_random_test_rows_are_those_of_a_table_of_this_site_alone(tmp_path):
     site = load(sites["b"], card_of(schema))
     assert [site.rows(s)[0].tolist() for s in ("train", "test")] == [fed.rows(s)[0].tolist() for s in ("train", "test")]
     assert len(site.test.index) == 8
+
+
+def test_a_target_that_float32_would_merge_is_refused_as_in_a_simulated_table(tmp_path, caplog):
+    options = {"target_column": "dose", "drop_columns": "patient,note,admitted,ill"}
+    frame(0).to_csv(tmp_path / "fine.csv", index=False)
+    card = card_of(draft_schema(tmp_path / "fine.csv", **options))
+    fine = make_site(tmp_path, "fine", tmp_path / "fine.csv", target_column="dose")
+    assert load(fine, card).task == "regression"
+    table = frame(0)
+    table.assign(dose=1e9 + table.dose).to_csv(tmp_path / "coarse.csv", index=False)
+    coarse = make_site(tmp_path, "coarse", tmp_path / "coarse.csv", target_column="dose")
+    with pytest.raises(Refusal, match="cannot be encoded") as refusal:
+        load(coarse, card)
+    assert "float32, in which fedabml learns, rounds target 0" in caplog.text and "1000" not in str(refusal.value)
 
 
 def test_arrays_are_those_of_the_simulated_client(tmp_path):

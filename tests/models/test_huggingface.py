@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +12,7 @@ from safetensors import safe_open
 
 import fedabml
 from fedabml.errors import InputError
+from fedabml.experiments import runner
 from fedabml.models.huggingface import load_folder
 from fedabml.vectors import Network
 from tests.cli import command
@@ -30,7 +33,7 @@ def save_bert(folder, seed=0, pooler=True):
     return str(folder)
 
 
-def federation():
+def federation(tests=False):
     g = np.random.default_rng(0)
 
     def client():
@@ -38,7 +41,7 @@ def federation():
         x[::2, 4:] = 0  # padding
         return x, np.arange(10) % 2
 
-    return fedabml.Federation.from_arrays([client() for _ in range(2)])
+    return fedabml.Federation.from_arrays([client() for _ in range(2)], [client() for _ in range(2)] if tests else None)
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +111,52 @@ def test_a_folder_goes_from_files_of_tokens_to_predictions_on_the_command_line(f
     other = save_bert(tmp_path / "other-bert", seed=1)
     refused = command.run("personalize", run_folder, "--model", other, *personal, "--force", code=2)
     assert "'other-bert' has another" in " ".join(refused.stderr.split())
+
+
+def save_clients(fed, folder):
+    """Write every client's rows to a file of its own."""
+    folder.mkdir()
+    for client in range(fed.clients):
+        rows = fed.train[client]
+        np.savez(
+            folder / f"{client}.npz", x_train=fed.x[rows], y_train=fed.y[rows], x_test=fed.x[rows], y_test=fed.y[rows]
+        )
+    return folder
+
+
+ADAPTED = 2 * (4 * (8 + 8) + (8 + 16) + (16 + 8)) + (8 + 8) + 8 * 2 + 2  # two layers, the pooler, and the head
+SCORED = {"train": "lora", "lora_rank": 1, "rounds": 1, "participation": 1.0, "epochs": 1, "device": "cpu"}
+
+
+@pytest.mark.slow
+def test_algorithms_are_compared_and_tuned_on_low_rank_changes_of_a_folder(folder, monkeypatch):
+    """All runs that are prepared at once hold one body."""
+    fed, together, bodies = federation(tests=True), runner._run_batch, []
+
+    def watched(cells, setups, on_round):
+        bodies.extend(setup.cohort.network.constants["bert.pooler.dense.base.weight"].data_ptr() for setup in setups)
+        return together(cells, setups, on_round)
+
+    monkeypatch.setattr(runner, "_run_batch", watched)
+    made = fedabml.compare(fed, folder, ["fedabml", "fedavg"], seeds=[0, 1], backend="loop", **SCORED)
+    assert {row.label for row in made.rows} == {"fedabml", "fedavg"} and made.best is not None
+    assert {result.facts["parameters"] for result in made.results.values()} == {ADAPTED}
+    assert len(bodies) == 4 and bodies[0] == bodies[1] and bodies[2] == bodies[3]  # two seeds of each algorithm
+    tuned = fedabml.tune(fed.hold_out(0.4, 0), folder, ["fedavg"], trials=2, backend="loop", **SCORED)
+    assert len(tuned.trials["fedavg"]) == 2 and tuned.best("fedavg")
+    assert len(bodies) > 4 and len({*bodies[4:6]}) == 1
+
+
+@pytest.mark.slow
+def test_so_they_are_on_the_command_line(folder, tmp_path):
+    words = ["--data", save_clients(federation(), tmp_path / "clients"), "--model", folder]
+    words += [word for name, value in SCORED.items() for word in (f"--{name.replace('_', '-')}", value)]
+    command.run("compare", "--algorithms", "fedabml,fedavg", *words, "--seeds", 1, "--out", tmp_path / "compared")
+    command.run("tune", "--algorithms", "fedavg", *words, "--trials", 2, "--out", tmp_path / "tuned")
+    for name, labels in (("compared", {"fedabml", "fedavg"}), ("tuned", {"fedavg"})):
+        cells = [json.loads(line) for line in (tmp_path / name / "cells.jsonl").read_text().splitlines()]
+        assert {cell["label"] for cell in cells} == labels and not any(cell["error"] for cell in cells)
+        assert all(cell["facts"]["parameters"] == ADAPTED for cell in cells)
 
 
 @pytest.mark.slow
@@ -205,6 +254,20 @@ def test_a_classifier_of_tokens_keeps_its_head(tmp_path):
     assert prior.input_spec.network.layout == network.layout
 
 
-def test_sequences_that_are_too_long_for_the_model_are_not_called_without_embedding(folder):
-    with pytest.raises(InputError, match=r"cannot take the federation's sequences of 11 tokens: .*\(8\)"):
+def save_roberta(folder):
+    """Save a classifier that numbers positions from behind the token of padding, so that fewer of them can be used."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 12, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.RobertaConfig(**sizes, intermediate_size=16, max_position_embeddings=9, pad_token_id=0)
+    transformers.RobertaForSequenceClassification(config).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("save", [save_bert, save_gpt2, save_roberta])
+def test_sequences_that_are_too_long_for_the_model_are_refused(save, tmp_path):
+    folder = save(tmp_path / "eight")
+    way = r"at most 8 tokens, but the federation's have 11\. Cut longer sequences to 8 tokens.* more positions"
+    with pytest.raises(InputError, match=way):
         fedabml.prepare(padded(12), folder, train="head", **READY)
+    assert fedabml.prepare(padded(8), folder, train="head", **READY).input_spec.network.tokens
