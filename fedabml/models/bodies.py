@@ -74,4 +74,4 @@ def _register(parameter: nn.Parameter, origin: Origin) -> nn.Parameter:
 
 def _origin(name: str, parameter: nn.Parameter) -> Origin:
     values = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return Origin(name, tuple(parameter.shape), parameter.dtype, hashlib.sha256(values).digest())
+    return Origin(name, tuple(parameter.shape), parameter.dtype, hashlib.sha256(values.data).digest())
