@@ -37,6 +37,7 @@ def test_a_site_outside_of_its_interval_is_counted(study):
     sites = [facts | dict.fromkeys(study.METHODS, 0.7) | {"calibration_p": p} for p in (0.001, 0.04, 0.5, 1.0)]
     verdict = study.judge(sites, [])
     assert verdict["calibration"]["outside"] == 2 and verdict["calibration"]["outside_at_once"] == 1
+    assert verdict["whole"] == 0 and study.judge(sites[2:], [])["whole"] == 1
     assert verdict["coverage"]["outside"] == 0 and verdict["false_alarms"] == pytest.approx(0.05)
     assert verdict["small_gain_over_alone"] == (0.0, None)
 
