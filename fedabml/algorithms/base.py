@@ -10,7 +10,8 @@ No method has a client axis: the engine adds it with `torch.vmap`. Messages are 
 A round:   shared ──begin──▶ carry ──step…──▶ carry ──end──▶ update, kept;   mean of updates ──merge──▶ shared
 A client:  shared ──personal──▶ carry ──personal_step…──▶ carry ──own_model──▶ a distribution over weights
 A client without kept state begins from `keep`, which may depend on the initial weights and on what the server sends.
-Optimiser: `zero_momentum`, `momentum_step`; `steps` has its form with a pull; σ has a step in `Variational.move`.
+Optimiser: `zero_momentum` and `momentum_step`, for SGD and Adam; `steps` has the form with a pull, `Variational.move`
+the step of σ.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ..vectors import Layout, derived, plus
 from .hyper import AVERAGES, LR, PERSONAL_EPOCHS, PERSONAL_LRS, SERVER_MOMENTA, checked, hyper
 
 LABEL_PRIORS = ("none", "dirichlet", "sparse")
+ADAM = (0.9, 0.999, 1e-8)  # β₁, β₂ and ε of Kingma and Ba 2015
 SERVER_MOMENTUM = "β: share of its last step that the server adds to the next"
 
 State = dict[str, Tensor]
@@ -118,6 +120,9 @@ class Algorithm:
     lr: float = hyper(0.1, "η: step size of local training", 0, tune=LR)
     lr_decay: float = hyper(1.0, "factor on η after every round", 0.5, 1, neutral=1.0)
     momentum: float = hyper(0.0, "heavy-ball momentum of local steps", 0, 0.999, static=True)
+    optimiser: str = hyper(
+        "sgd", "the client's steps; Adam's state begins anew every round", choices=("sgd", "adam"), neutral="sgd"
+    )
     personal_epochs: int = hyper(5, "epochs on the client's training data before it is scored", 0, tune=PERSONAL_EPOCHS)
     personal_lr: float | None = hyper(0.03, "step size of the personal epochs (none: lr)", 0, tune=PERSONAL_LRS)
     weights: str = hyper("uniform", "how the server weighs clients", choices=("uniform", "samples"))
@@ -148,6 +153,7 @@ class Algorithm:
     estimator: ClassVar[str] = "weight"  # where the noise of a Gaussian's weights enters the loss
     antithetic: ClassVar[bool] = False  # whether weight samples come in pairs of opposite noise
     needs_full_precision: ClassVar[bool] = False  # whether steps take small differences of gradients
+    needs_sgd: ClassVar[bool] = False  # whether its formulas hold for steps along the gradient alone
     server_momentum_of: ClassVar[tuple[str, ...]] = ("mean", "body")  # what `server_momentum` moves of `shared`
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -159,6 +165,13 @@ class Algorithm:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, checked(type(self).__name__, field, getattr(self, field.name)))
+        if self.optimiser == "adam" and (self.momentum or self.needs_sgd):
+            reason, remedy = (
+                ("Adam has its own momentum", "leave momentum at 0")
+                if self.momentum
+                else ("its formulas hold for SGD alone", "leave optimiser at sgd")
+            )
+            raise InputError(f"{type(self).__name__}: {reason}: {remedy}.")
 
     def __repr__(self) -> str:
         """Show the hyperparameters that are not the class's defaults."""
@@ -249,11 +262,28 @@ class Algorithm:
         return self.lr if self.personal_lr is None else self.personal_lr
 
     def zero_momentum(self, like: Tensor) -> State:
-        """Return a momentum buffer of zeros [d], or nothing without momentum."""
+        """Return the optimiser's state before the first step.
+
+        Plain SGD has none, momentum has v [d], Adam has v, the squares [d] and the number of steps taken [].
+        """
+        if self.optimiser == "adam":
+            zeros = {name: torch.zeros_like(like) for name in ("velocity", "squares")}
+            return {**zeros, "taken": like.new_zeros(())}
         return {"velocity": torch.zeros_like(like)} if self.momentum else {}
 
     def momentum_step(self, carry: State, gradient: Tensor) -> tuple[Tensor, State]:
-        """Return the direction of a step with momentum, v ← mv + g, and the new buffer."""
+        """Return the direction of a step along the gradient g, and the optimiser's new state.
+
+        SGD: v ← mv + g. Adam: v̂/(√ŝ + ε), the means v of g and s of g² divided by 1 − β^t.
+        """
+        if self.optimiser == "adam":
+            beta1, beta2, eps = ADAM
+            taken = carry["taken"] + 1
+            velocity = torch.lerp(gradient, carry["velocity"], beta1)
+            squares = torch.lerp(gradient**2, carry["squares"], beta2)
+            scale = torch.sqrt(squares / (1 - beta2**taken)) + eps
+            state = {"velocity": velocity, "squares": squares, "taken": taken}
+            return velocity / (1 - beta1**taken) / scale, state
         if not self.momentum:
             return gradient, {}
         velocity = self.momentum * carry["velocity"] + gradient
@@ -262,13 +292,13 @@ class Algorithm:
     def descend(
         self, carry: State, shared: State, batch: Batch, site: Site, key: Tensor, loss: Loss, lr: float
     ) -> Stepped:
-        """Take one step of local training at a given step size: SGD, unless an algorithm overrides it."""
+        """Take one step of local training at a given step size: that of `sgd`, unless an algorithm overrides it."""
         return self.sgd(carry, batch, key, loss, lr)
 
     def sgd(
         self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float, extra_gradient: Tensor | None = None
     ) -> Stepped:
-        """Take a step w ← w − η(∇f(w) + e), with momentum.
+        """Take a step w ← w − η(∇f(w) + e), with momentum, or Adam's step along that gradient.
 
         e [d] is `extra_gradient`, such as a proximal pull or a control variate.
         """

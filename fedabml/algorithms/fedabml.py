@@ -7,8 +7,9 @@
     sends     θ, both ways: means and log deviations
     keeps     nothing (with `drift` control c_i, at first 0): every client, new or not, begins from φ = θ
     scored    φ_i, from φ = θ by a few epochs of φ-steps
-    carry     mean, logstd (not for a point); velocity with `momentum`; length with `drift`, own with `drift` control;
-              prior.mean, prior.logstd (not for a point) with `prior_every` batch
+    carry     mean, logstd (not for a point); velocity with `momentum`; velocity, squares and taken with `optimiser`
+              adam, and std.velocity, std.squares and std.taken where ν has steps; length with `drift`, own with `drift`
+              control; prior.mean, prior.logstd (not for a point) with `prior_every` batch
 
 The φ-step takes the KL's pull on the mean implicitly (κ = (λ/n)/σ_θ²): m ← (m − η g + ηκ m_θ)/(1 + ηκ). The θ-step:
 `natural` m_θ ← m_θ + ρ(m − m_θ), ν_θ ← ν_θ + ½ log(1 + ρ_ν(r − 1)), r = (σ² + (m − m_θ)²)/σ_θ²; `euclidean` as printed,
@@ -79,6 +80,10 @@ class FedABML(Steered):
             remedy = "hyper_prior holds a learned σ of θ: set prior_std learned and prior_step natural"
         if remedy:
             raise InputError(f"FedABML: these options contradict each other; {remedy}.")
+
+    @property
+    def needs_sgd(self) -> bool:  # type: ignore[override]
+        return super().needs_sgd or self.prior_step == "amortised"  # whose derivative goes through plain steps
 
     @property
     def needs_full_precision(self) -> bool:  # type: ignore[override]

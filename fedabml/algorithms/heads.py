@@ -60,13 +60,15 @@ class Headed(Algorithm):
         return torch.cat([carry["body"], carry["head"]])
 
     def part_step(self, part: str, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> Stepped:
-        """Take an SGD step of one part, "body" or "head", the other frozen; each has its own momentum."""
+        """Take a step of one part, "body" or "head", the other frozen; each has its own optimiser's state."""
 
         def of_part(q: Point, batch: Batch, key: Tensor, samples: int = 1) -> Tensor:
             parts = {**carry, part: q.mean}
             return loss(Branches(parts["body"], parts["head"].unsqueeze(0)), batch, key, samples)
 
-        state = {"mean": carry[part]} | ({"velocity": carry[f"velocity.{part}"]} if self.momentum else {})
+        end = f".{part}"
+        state = {name.removesuffix(end): value for name, value in carry.items() if name.endswith(end)}
+        state["mean"] = carry[part]
         state, value = self.sgd(state, batch, key, of_part, lr)  # type: ignore[arg-type]
         return {**carry, part: state.pop("mean"), **{f"{k}.{part}": v for k, v in state.items()}}, value
 

@@ -15,6 +15,7 @@ their means by n_i is the plain mean of c_i⁺ − c_i.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ class Scaffold(Algorithm):
 
     lr: float = hyper(0.03, "η: step size of local training; above 0, because c_i divides by it", 1e-12, tune=LR)
     server_lr: float = hyper(1.0, "η_g: the server's step size", 0, tune=SERVER_LR)
+
+    needs_sgd: ClassVar[bool] = True  # (x − y)/(Kη) is a mean of gradients
 
     def init(self, params: Tensor, layout: Layout) -> State:
         return {"mean": params, "control": torch.zeros_like(params)}

@@ -39,10 +39,14 @@ def proximal_step(mean: Tensor, direction: Tensor, centre: Tensor, kappa: Tensor
 def proximal_momentum_step(
     algorithm: Algorithm, carry: State, gradient: Tensor, centre: Tensor, kappa: Tensor, lr: Number
 ) -> tuple[Tensor, State]:
-    """Return the new mean and the new momentum buffer after a `proximal_step` with momentum.
+    """Return the new mean and the optimiser's new state after a `proximal_step` with momentum.
 
-    A buffer at rest holds g/(1 − momentum), so the pull takes the longer step too: the fixed point stays.
+    A buffer at rest holds g/(1 − momentum), so the pull takes the longer step too: the fixed point stays. Adam has no
+    implicit form: its gradient contains the pull.
     """
+    if algorithm.optimiser == "adam":
+        direction, state = algorithm.momentum_step(carry, gradient + kappa * (carry["mean"] - centre))
+        return plus(carry["mean"], lr, direction, -1), state
     if not algorithm.momentum:
         return proximal_step(carry["mean"], gradient, centre, kappa, lr), {}
     direction, buffer = algorithm.momentum_step(carry, gradient)

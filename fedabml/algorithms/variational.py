@@ -4,6 +4,7 @@
          m ← (m − η g + ηκ m_θ)/(1 + ηκ)            (`kl_step` implicit; explicit: m − η(g + κ(m − m_θ)))
          ν ← ν − η_ν(g_ν + (λ/n)(σ²/σ_θ² − 1))      (`posterior_std` sgd; natural: in the precision; or fixed)
 
+With `optimiser` adam the KL's pull is part of both gradients (`kl_step` has no effect), and ν has its own Adam state.
 A minibatch of |B| < b rows has η|B|/b and η_ν|B|/b in place of η and η_ν (`short_batch` rows; `steps.batch_fraction`).
 """
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..files.sealed import group, prefixed
 from ..gaussian import Distribution, Gaussian, Point
 from ..vectors import Layout, derived, plus
 from .base import Algorithm, Batch, Loss, Site, State, Stepped
@@ -91,6 +93,11 @@ class Variational(Algorithm):
         q = {name: phi[name] for name in ("mean", "logstd") if name in phi}
         return derived(lambda q: loss(self.distribution(q), batch, key, self.s), q)
 
+    def zero_momentum(self, like: Tensor) -> State:
+        mean = super().zero_momentum(like)
+        learned = self.posterior == "gaussian" and self.posterior_std == "sgd"
+        return mean | (prefixed("std", super().zero_momentum(like)) if learned and self.optimiser == "adam" else {})
+
     def step_fraction(self, batch: Batch, n: Tensor) -> Number:
         """Return the factor on the step sizes for this minibatch."""
         return batch_fraction(batch, n) if self.short_batch == "rows" else 1.0
@@ -114,7 +121,11 @@ class Variational(Algorithm):
         logstd, rate = phi["logstd"], lr if self.lr_std is None else self.lr_std * fraction
         if self.posterior_std == "sgd":
             excess = plus(-precision.new_ones(()), torch.exp(2 * logstd), precision)
-            logstd = plus(logstd, rate, plus(gradient["logstd"], weight, excess), -1)
+            direction = plus(gradient["logstd"], weight, excess)
+            if self.optimiser == "adam":
+                direction, state = self.momentum_step(group(phi, "std"), direction)
+                buffer |= prefixed("std", state)
+            logstd = plus(logstd, rate, direction, -1)
         elif self.posterior_std == "natural":
             logstd = natural_logstd(logstd, gradient["logstd"], theta["logstd"], weight, rate)
         return {**phi, "mean": mean, "logstd": logstd, **buffer}

@@ -34,7 +34,7 @@ from ..runs.prepare import Setup
 IMPLEMENTED: dict[str, Any] = {
     **{"prior_step": "natural", "prior_every": "round", "aggregate": "mean", "estimator": "weight", "k": 1},
     **{"posterior": "gaussian", "posterior_std": "sgd", "kl_step": "implicit", "antithetic": False},
-    **{"momentum": 0.0, "server_momentum": 0.0, "weights": "uniform", "short_batch": "whole"},
+    **{"momentum": 0.0, "optimiser": "sgd", "server_momentum": 0.0, "weights": "uniform", "short_batch": "whole"},
 }
 
 

@@ -114,6 +114,25 @@ def test_a_step_by_hand():
     close(moved["logstd"], phi["logstd"] - 0.5 * (noise * 0.25 + 0.2 * (0.0625 / 0.25 - 1)))
 
 
+@pytest.mark.parametrize("kl_step", ["implicit", "explicit"])
+def test_adam_is_torchs_on_the_mean_and_the_deviation(kl_step):
+    """Both follow the gradient of the whole loss, the KL's pull included, and each has its own state."""
+    theta = theta_at()
+    algorithm = FedABML(optimiser="adam", lam=5.0, s=3, kl_step=kl_step)
+    phi = {**theta, **algorithm.zero_momentum(theta["mean"])}
+    mine = [theta[name].clone().requires_grad_() for name in ("mean", "logstd")]
+    hand = torch.optim.Adam(mine, lr=0.05)
+    for _ in range(7):
+        phi, _ = algorithm.descend(phi, theta, BATCH, SITE, KEY, loss_of(quadratic), 0.05)
+        hand.zero_grad()
+        q = Gaussian(*mine)
+        (loss_of(quadratic)(q, None, KEY, 3) + 5 / N * kl(q, Gaussian(**theta))).backward()
+        hand.step()
+    close(phi["mean"], mine[0].detach())
+    close(phi["logstd"], mine[1].detach())
+    assert (phi["mean"] - theta["mean"]).abs().min() > 0.01  # seven steps of about 0.05
+
+
 def rows(count, width, y=()):
     """A minibatch of `count` rows, padded to the width."""
     y = torch.tensor([*y, *[0.0] * (width - len(y))]).double()

@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import fedabml
 from fedabml import rng
+from fedabml.algorithms import make
 from fedabml.vectors import Network
 from tests.engine.plans import plan_of
 
@@ -21,33 +22,54 @@ def clients(sizes, classes=3, features=4, seed=0):
     return [(g.normal(size=(n, features)).astype(np.float32), g.integers(0, classes, n)) for n in sizes]
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_one_client_is_plain_sgd(momentum):
+@pytest.mark.parametrize(
+    ("words", "optimiser"),
+    [
+        pytest.param({"lr": 0.1}, torch.optim.SGD, id="sgd"),
+        pytest.param({"lr": 0.1, "momentum": 0.9}, torch.optim.SGD, id="momentum"),
+        pytest.param({"lr": 0.01, "optimiser": "adam"}, torch.optim.Adam, id="adam"),
+    ],
+)
+def test_one_client_is_torchs_optimiser(words, optimiser):
     fed = fedabml.Federation.from_arrays(clients([23]), classes=3, normalize="none")
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
     run = fedabml.train(
-        fed, module, fedabml.FedAvg(lr=0.1, momentum=momentum), rounds=2, participation=1, epochs=3, batch_size=5,
+        fed, module, fedabml.FedAvg(**words), rounds=2, participation=1, epochs=3, batch_size=5,
         seed=7, dtype="float64", device="cpu", evaluate=False,
     )  # fmt: skip
 
     mine = copy.deepcopy(module).double()
     losses = []
     for number in (1, 2):
-        optimiser = torch.optim.SGD(mine.parameters(), lr=0.1, momentum=momentum)  # buffers start anew every round
+        hand = optimiser(mine.parameters(), **{k: v for k, v in words.items() if k != "optimiser"})  # anew every round
         plan = plan_of([fed.train[0]], [0], 3, 5, 1, (7, rng.NOISE, number, 0))
         losses.append([])
         for rows in plan.rows[:, 0, 0]:
             rows = rows[rows >= 0]
-            optimiser.zero_grad()
+            hand.zero_grad()
             loss = cross_entropy(mine(torch.as_tensor(fed.x[rows]).double()), torch.as_tensor(fed.y[rows]))
             loss.backward()
-            optimiser.step()
+            hand.step()
             losses[-1].append(loss.item())
     assert len(losses[0]) == 15  # three epochs of four batches of five and one of three
     expected = nn.utils.parameters_to_vector(mine.parameters())
     torch.testing.assert_close(run.prior.shared["mean"], expected, rtol=0, atol=1e-12)
     assert [line["loss"] for line in run.history] == pytest.approx([np.mean(v) for v in losses], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "remedy"),
+    [
+        ("fedavg", {"momentum": 0.5}, "Adam has its own momentum: leave momentum at 0"),
+        ("scaffold", {}, "its formulas hold for SGD alone: leave optimiser at sgd"),
+        ("fedabml", {"drift": "server"}, "leave optimiser at sgd"),
+        ("fedabml", {"prior_step": "amortised", "prior_every": "batch"}, "leave optimiser at sgd"),
+    ],
+)
+def test_adam_is_refused_where_formulas_hold_for_sgd(name, words, remedy):
+    with pytest.raises(fedabml.InputError, match=remedy):
+        make(name, optimiser="adam", **words)
 
 
 @pytest.mark.parametrize("weights", ["uniform", "samples"])
