@@ -153,7 +153,7 @@ class Algorithm:
     estimator: ClassVar[str] = "weight"  # where the noise of a Gaussian's weights enters the loss
     antithetic: ClassVar[bool] = False  # whether weight samples come in pairs of opposite noise
     needs_full_precision: ClassVar[bool] = False  # whether steps take small differences of gradients
-    needs_sgd: ClassVar[bool] = False  # whether its formulas hold for steps along the gradient alone
+    needs_sgd: ClassVar[bool] = False  # whether its formulas hold only for steps along the gradient
     server_momentum_of: ClassVar[tuple[str, ...]] = ("mean", "body")  # what `server_momentum` moves of `shared`
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -165,13 +165,13 @@ class Algorithm:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             object.__setattr__(self, field.name, checked(type(self).__name__, field, getattr(self, field.name)))
-        if self.optimiser == "adam" and (self.momentum or self.needs_sgd):
-            reason, remedy = (
-                ("Adam has its own momentum", "leave momentum at 0")
-                if self.momentum
-                else ("its formulas hold for SGD alone", "leave optimiser at sgd")
+        if self.optimiser == "adam" and self.momentum:
+            raise InputError(f"{type(self).__name__}: optimiser adam has its own momentum. Set momentum 0.")
+        if self.optimiser == "adam" and self.needs_sgd:
+            raise InputError(
+                f"{type(self).__name__}: optimiser adam is not possible, because its formulas hold for steps along the "
+                "gradient. Set optimiser sgd."
             )
-            raise InputError(f"{type(self).__name__}: {reason}: {remedy}.")
 
     def __repr__(self) -> str:
         """Show the hyperparameters that are not the class's defaults."""

@@ -50,10 +50,6 @@ class Steered(Amortised):
             raise InputError(f"{type(self).__name__}: drift {self.drift} divides by the step size: set lr above 0.")
 
     @property
-    def needs_sgd(self) -> bool:  # type: ignore[override]
-        return self.drift != "none"  # (m_θ − m)/T is a mean of gradients
-
-    @property
     def keeps(self) -> bool:
         return self.drift == "control"
 

@@ -72,6 +72,8 @@ class FedABML(Steered):
             remedy = "aggregate moments is the server's θ-step: set prior_step natural and prior_every round"
         elif self.drift != "none" and step != ("natural", "round"):
             remedy = f"drift {self.drift} corrects a whole round: set prior_step natural and prior_every round"
+        elif self.optimiser == "adam" and (self.drift != "none" or self.prior_step == "amortised"):
+            remedy = "drift and prior_step amortised hold for steps along the gradient: set optimiser sgd"
         elif self.drift == "server" and self.rho == 0:
             remedy = "drift server follows the server's steps, and with rho 0 there are none: set rho above 0"
         elif self.start_gap and (self.posterior == "point" or self.prior_step == "amortised"):
@@ -80,10 +82,6 @@ class FedABML(Steered):
             remedy = "hyper_prior holds a learned σ of θ: set prior_std learned and prior_step natural"
         if remedy:
             raise InputError(f"FedABML: these options contradict each other; {remedy}.")
-
-    @property
-    def needs_sgd(self) -> bool:  # type: ignore[override]
-        return super().needs_sgd or self.prior_step == "amortised"  # whose derivative goes through plain steps
 
     @property
     def needs_full_precision(self) -> bool:  # type: ignore[override]

@@ -15,6 +15,7 @@ Morrison give Δ sample by sample in O(ℓ²d), without a matrix. No sample (too
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -54,6 +55,8 @@ class FedPA(Algorithm):
     samples: int = hyper(4, "ℓ: samples taken at most, the last ones", 1, tune=(1, 2, 4, 8))
     warm: int = hyper(0, "rounds of FedAvg before the first of posterior averaging", 0)
     server_lr: float = hyper(1.0, "η_s: the server's step size", 0, tune=SERVER_LR)
+
+    needs_sgd: ClassVar[bool] = True  # its samples are iterates of SGD with a constant step size
 
     @property
     def samples_per_step(self) -> int:  # type: ignore[override]

@@ -4,7 +4,7 @@
          m ← (m − η g + ηκ m_θ)/(1 + ηκ)            (`kl_step` implicit; explicit: m − η(g + κ(m − m_θ)))
          ν ← ν − η_ν(g_ν + (λ/n)(σ²/σ_θ² − 1))      (`posterior_std` sgd; natural: in the precision; or fixed)
 
-With `optimiser` adam the KL's pull is part of both gradients (`kl_step` has no effect), and ν has its own Adam state.
+With `optimiser` adam the KL's pull is part of both gradients, as in explicit steps, and ν has its own Adam state.
 A minibatch of |B| < b rows has η|B|/b and η_ν|B|/b in place of η and η_ν (`short_batch` rows; `steps.batch_fraction`).
 """
 
@@ -119,13 +119,15 @@ class Variational(Algorithm):
             direction, buffer = self.momentum_step(phi, gradient["mean"] + kappa * (phi["mean"] - theta["mean"]))
             mean = phi["mean"] - lr * direction
         logstd, rate = phi["logstd"], lr if self.lr_std is None else self.lr_std * fraction
-        if self.posterior_std == "sgd":
+        if self.posterior_std == "sgd" and self.optimiser == "adam":
+            excess = torch.expm1(
+                2 * (logstd - theta["logstd"])
+            )  # exactly 0 at the prior: Adam would enlarge a rounding
+            direction, state = self.momentum_step(group(phi, "std"), plus(gradient["logstd"], weight, excess))
+            logstd, buffer = plus(logstd, rate, direction, -1), buffer | prefixed("std", state)
+        elif self.posterior_std == "sgd":
             excess = plus(-precision.new_ones(()), torch.exp(2 * logstd), precision)
-            direction = plus(gradient["logstd"], weight, excess)
-            if self.optimiser == "adam":
-                direction, state = self.momentum_step(group(phi, "std"), direction)
-                buffer |= prefixed("std", state)
-            logstd = plus(logstd, rate, direction, -1)
+            logstd = plus(logstd, rate, plus(gradient["logstd"], weight, excess), -1)
         elif self.posterior_std == "natural":
             logstd = natural_logstd(logstd, gradient["logstd"], theta["logstd"], weight, rate)
         return {**phi, "mean": mean, "logstd": logstd, **buffer}

@@ -65,6 +65,7 @@ class Card:
     seed: int = 0
     dtype: str = "float32"  # of all vectors: float32 or float64
     schema: Mapping[str, Any] = field(default_factory=dict)  # the operator's schema, as JSON facts
+    unwritten: frozenset[str] = frozenset()  # neutral hyperparameters that its maker's version did not have
 
     def __post_init__(self) -> None:
         if not is_identifier(self.federation):
@@ -125,11 +126,12 @@ class Card:
     def tensors_and_facts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the card as tensors and JSON facts, for a message or a file."""
         tensors, facts = self.input_spec.pack()
+        hyper = {name: value for name, value in self.algorithm.values().items() if name not in self.unwritten}
         facts |= {
             "kind": KIND,
             "version": VERSION,
             "federation": self.federation,
-            "algorithm": {"name": algorithms.name_of(self.algorithm), "hyper": self.algorithm.values()},
+            "algorithm": {"name": algorithms.name_of(self.algorithm), "hyper": hyper},
             "batch_size": self.batch_size,
             "epochs": self.epochs,
             "seed": self.seed,
@@ -153,12 +155,15 @@ class Card:
             tensors, facts = dict(tensors), dict(facts)
             _check_raw(tensors, facts)
             spec = InputSpec.unpack(tensors, {k: v for k, v in facts.items() if k not in _OWN}, None)
-            algorithm = algorithms.make(facts["algorithm"]["name"], **facts["algorithm"]["hyper"])
+            name, hyper = facts["algorithm"]["name"], facts["algorithm"]["hyper"]
+            neutral = algorithms.make(name, **hyper).neutral_values()
+            algorithm = algorithms.make(name, **(neutral | hyper))
             algorithm.init(spec.network.initial, spec.network.layout)
             size, epochs, seed, dtype, schema = (
                 facts[n] for n in ("batch_size", "epochs", "seed", "numbers", "schema")
             )
-            card = cls(facts["federation"], spec, algorithm, size, epochs, seed, dtype, schema)
+            unwritten = frozenset(neutral.keys() - hyper)
+            card = cls(facts["federation"], spec, algorithm, size, epochs, seed, dtype, schema, unwritten)
             rebuilt, content = card.tensors_and_facts()
             check_fit("content", tensors, {name: tuple(value.shape) for name, value in rebuilt.items()})
             if _digest(rebuilt, content) != _digest(tensors, facts):

@@ -61,10 +61,11 @@ def test_one_client_is_torchs_optimiser(words, optimiser):
 @pytest.mark.parametrize(
     ("name", "words", "remedy"),
     [
-        ("fedavg", {"momentum": 0.5}, "Adam has its own momentum: leave momentum at 0"),
-        ("scaffold", {}, "its formulas hold for SGD alone: leave optimiser at sgd"),
-        ("fedabml", {"drift": "server"}, "leave optimiser at sgd"),
-        ("fedabml", {"prior_step": "amortised", "prior_every": "batch"}, "leave optimiser at sgd"),
+        ("fedavg", {"momentum": 0.5}, "FedAvg: optimiser adam has its own momentum. Set momentum 0"),
+        ("scaffold", {}, "hold for steps along the gradient. Set optimiser sgd"),
+        ("fedpa", {}, "hold for steps along the gradient. Set optimiser sgd"),
+        ("fedabml", {"drift": "server"}, "set optimiser sgd"),
+        ("fedabml", {"prior_step": "amortised", "prior_every": "batch"}, "set optimiser sgd"),
     ],
 )
 def test_adam_is_refused_where_formulas_hold_for_sgd(name, words, remedy):

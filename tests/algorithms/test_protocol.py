@@ -77,15 +77,19 @@ ALGORITHMS = {name: make(name, lr=0.1, **OPTIONS.get(name, {})) for name in REGI
     "drift server": FedABML(drift="server", average=0.5, rho=1.5, **WAVE),
     "drift server moments": FedABML(drift="server", drift_share=0.8, aggregate="moments", prior_std="learned", **WAVE),
     "sparse labels": FedABML(label_prior="sparse", label_share=0.5, label_alpha=1.0, **WAVE),
-    # Without a KL: on a coordinate without gradient Adam enlarges the pull's rounding errors to steps of η.
-    "adam": FedABML(optimiser="adam", prior_std="learned", **{**WAVE, "lr": 0.02, "lam": 0.0}),
+    "adam": FedABML(optimiser="adam", prior_std="learned", **{**WAVE, "lr": 0.02}),
+    "adam batch": FedABML(
+        optimiser="adam", prior_every="batch", prior_std="learned", rho=0.5, k=2, **{**WAVE, "lr": 0.02}
+    ),
+    "adam fixed": FedABML(optimiser="adam", posterior_std="fixed", kl_step="explicit", **{**WAVE, "lr": 0.02}),
+    "adam natural": FedABML(optimiser="adam", posterior_std="natural", lr_std=0.1, **{**WAVE, "lr": 0.02}),
     "adam point": FedABML(optimiser="adam", posterior="point", prior_every="batch", rho=0.5, lr=0.02),
     "own rate of the deviation": FedABML(lr_std=0.5, label_alpha=1.0, predict_samples=3, **WAVE),
 }
 ALGORITHMS |= {
     f"{name} adam": make(name, **{**OPTIONS.get(name, {}), "lr": 0.02, "optimiser": "adam"})
     for name in REGISTRY
-    if name not in ("scaffold", "scaffold-ft", "fedabml", "fedabml-plain", "pfedbayes")  # refused, above, or with a KL
+    if name not in ("scaffold", "scaffold-ft", "fedpa", "fedabml", "fedabml-plain")  # refused, or above
 }
 
 

@@ -57,6 +57,19 @@ def test_initial_weights_travel_and_are_not_drawn_again(fed, tmp_path):
     assert other.digest != card.digest
 
 
+def test_a_card_of_a_version_with_fewer_hyperparameters_stays_the_same_card(fed, tmp_path):
+    """A running federation goes on after an upgrade: server and sites hold the card that was made before."""
+    card = make(fed, "ditto")
+    tensors, facts = card.tensors_and_facts()
+    older = copy.deepcopy(facts)
+    for name in ("optimiser", "newcomer"):
+        del older["algorithm"]["hyper"][name]
+    read = Card.of(tensors, older)
+    assert (read.algorithm.optimiser, read.algorithm.newcomer) == ("sgd", "initial")
+    assert read.digest != card.digest and read.tensors_and_facts()[1] == older
+    assert Card.load(read.save(tmp_path / "card.safetensors")).digest == read.digest
+
+
 def test_every_fact_enters_the_digest(fed):
     card = make(fed)
     changes = {"seed": 1, "epochs": 3, "batch_size": 11, "dtype": "float64", "federation": "f" * 32, "schema": {"a": 1}}
