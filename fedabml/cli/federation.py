@@ -137,7 +137,9 @@ def up(folder: Path, *, sites: str = "", foreground: bool = False) -> None:
 
 @app.command()
 @command()
-def join(archive: Path, *, data: Path, folder: Path | None = None, foreground: bool = False) -> None:
+def join(
+    archive: Path, *, data: Path, folder: Path | None = None, no_start: bool = False, foreground: bool = False
+) -> None:
     """Join a federation as a site, with the archive from its operator and your own data.
 
     The data stay on this machine; updates of the model leave it. The file site.toml in the site's folder decides what
@@ -149,12 +151,18 @@ def join(archive: Path, *, data: Path, folder: Path | None = None, foreground: b
         archive (FILE): The archive of this site.
         data (PATH): This site's data: a table, an .npz file or a folder.
         folder (DIR): The site's folder. [default: the site's name]
+        no_start: Make the folder only, for a site that systemd or a container starts with `resume`.
         foreground: Stay in the foreground, as systemd requires. Ctrl-C ends the site.
     """
     from ..federation import operate
 
-    site = operate.join(archive, data, folder, foreground=foreground)
-    if not foreground:
+    if no_start and foreground:
+        raise InputError("--no-start starts nothing, and --foreground says how to start: give one of them.")
+    site = operate.join(archive, data, folder, foreground=foreground, start_now=not no_start)
+    if no_start:
+        print_line(f"site       {_short(site.path)}")
+        print_line(f"next       fedabml federation resume {_short(site.path)}")
+    elif not foreground:
         print_line(f"running    fedabml federation status {_short(site.path)} --watch")
         print_line(f"later      fedabml federation personalize {_short(site.path)}")
 

@@ -76,6 +76,22 @@ def test_sites_are_names_with_paths(folder, words):
     assert "NAME=PATH" in refused("up", folder.path, "--sites", words)
 
 
+@pytest.mark.parametrize(("words", "starts"), [([], 1), (["--no-start"], 0)])
+def test_a_site_that_another_program_starts_joins_without_a_start(tmp_path, monkeypatch, words, starts):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(operate, "require_extra", lambda: None)
+    monkeypatch.setattr(operate, "set_up_site", lambda archive, folder, data: SiteFolder(folder))
+    started = []
+    monkeypatch.setattr(operate, "start", lambda site, foreground: started.append(site))
+    shown = run("federation", "join", "north.tar.gz", "--data", "north.csv", *words).stdout
+    assert len(started) == starts
+    assert ("fedabml federation resume north" in shown) == (starts == 0)
+
+
+def test_a_join_that_starts_nothing_has_no_foreground():
+    assert "--no-start" in refused("join", "a.tar.gz", "--data", "a.csv", "--no-start", "--foreground")
+
+
 # -- status ---------------------------------------------------------------------------------------------------------
 def test_status_in_words_as_json_and_as_a_page(folder, tmp_path):
     rejected = [{"site": "c", "reason": "the update is not finite"}]
