@@ -32,10 +32,10 @@ class Events:
 
     def write(self, event: str, **facts: Any) -> None:
         """Append an event with the time, and pass it on."""
-        line = {"time": round(time.time(), 3), "event": event, **facts}
-        text = json.dumps(line, allow_nan=False) + "\n"
         if self._is_full():
             self._begin_anew()
+        line = {"time": round(time.time(), 3), "event": event, **facts}
+        text = json.dumps(line, allow_nan=False) + "\n"
         with open_append(self.path) as file:
             cut_short = file.tell() and not self._ends_whole()
             file.write((f"\n{text}" if cut_short else text).encode())  # one write
