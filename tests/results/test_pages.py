@@ -100,6 +100,8 @@ def test_the_papers_optimiser():
     ours = {}
     for config, (summary,) in read(RESULTS / "fair/optimiser.jsonl"):
         own = config[config["algorithm"]]
+        if config["dataset"] != "cifar10":
+            continue
         cells = ours.setdefault((str(own["momentum"]), config["classes_per_client"]), {})
         cells[config["algorithm"]] = 100 * summary["accuracy"]
     *rows, paper = table(FAIR, "momentum")
@@ -114,6 +116,27 @@ def test_the_papers_optimiser():
     pairs = [(algorithm, classes) for algorithm in ("fedabml", "pfedbayes") for classes in (2, 5)]
     for shown, (algorithm, classes) in zip(paper[3:], pairs, strict=True):
         check(shown, numbers.table1(algorithm, f"cifar10-{classes}"))
+
+
+def test_the_papers_optimiser_on_fashionmnist():
+    ours = {}
+    for config, (summary,) in read(RESULTS / "fair/optimiser.jsonl"):
+        if config["dataset"] == "fashionmnist":
+            own = config[config["algorithm"]]
+            steps = "Adam" if own.get("optimiser") == "adam" else f"SGD, momentum {own['momentum']}"
+            cells = ours.setdefault((steps, own["lr"]), {})
+            cells[config["algorithm"]] = 100 * summary["accuracy"]
+    *rows, paper = table(FAIR, "local steps")
+    of_paper = lambda algorithm: numbers.table1(algorithm, "fashionmnist")
+    assert [(steps, float(lr)) for steps, lr, *_ in rows] == list(ours)
+    for cells, (_, _, distance, *row) in [*zip(ours.values(), rows, strict=True), ({}, paper)]:
+        shown = ("fedavg", "fedavg-ft", "pfedme", "pfedbayes", "fedabml")
+        for algorithm, cell in zip(shown, row, strict=True):
+            check(cell, cells[algorithm] if cells else of_paper(algorithm))
+        if cells:
+            distances = [abs(cells[a] - of_paper(a)) for a in cells.keys() - {"fedabml"}]
+            assert len(distances) == 9
+            check(distance, np.mean(distances))
 
 
 # -- results/objections.md --------------------------------------------------------------------------------------------
