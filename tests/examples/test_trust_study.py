@@ -51,16 +51,15 @@ def test_the_sites_of_the_real_table_are_the_same_for_a_seed(study):
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["hospitals", "tumours"])
-def test_one_seed_of_a_tutorial(study, name):
-    """A short run already ranks better than small sites do alone, keeps its coverage, and finds spoiled values."""
-    verdict = study.judge(*study.measure(study.STUDIES[name], 100, rounds=8))
+def test_the_table_that_a_tutorial_writes(study, name):
+    """At seed 0, the default of both tutorials, every site is inside of its 95% intervals; spoiled values are found."""
+    verdict = study.judge(*study.measure(study.STUDIES[name], 0))
     assert verdict["small_fedabml"] >= max(verdict["small_alone"], verdict["small_alone_lr"])  # tumours: all are 1
-    assert verdict["calibration"]["outside_at_once"] == verdict["coverage"]["outside_at_once"] == 0
+    assert verdict["calibration"]["outside"] == verdict["coverage"]["outside"] == 0
     assert min(own["auroc"] for own in verdict["spoiled"].values()) > 0.95
     assert min(own["flagged"] for own in verdict["spoiled"].values()) > 0.9
-    assert verdict["false_alarms"] < 0.08
+    assert verdict["false_alarms"] <= 0.05
 
 
 @pytest.mark.nightly
