@@ -1,6 +1,9 @@
-"""Prior widths σ_θ learned per layer, against one width for all: python examples/tied_widths.py TASK --out FILE.jsonl
+"""Prior widths σ_θ learned per layer, or per row of a layer's matrix, against one width for all weights.
 
-The server's estimate for a layer is a mean over its weights and a round's clients. There are four forms:
+    python examples/tied_widths.py TASK --out FILE.jsonl
+
+A row holds the weights that enter one unit; a bias vector counts as one row. The server's estimate for a layer or row
+is a mean over its weights and a round's clients. There are four forms:
 
     moments   σ_θ² ← mean((m_i − θ)² + σ_i²), with the clients' natural-gradient posteriors: empirical Bayes (EM)
     gap       the same, where σ_i stays at exp(start_gap)·σ_θ
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -46,16 +50,17 @@ SEARCH, FIRST = 100, 110  # seeds of the search, and of the comparison from here
 
 @dataclass(frozen=True, repr=False)
 class Tied(FedABML):
-    """FedABML whose server learns one σ_θ for every layer."""
+    """FedABML whose server learns one σ_θ for every layer, or for every row."""
 
+    by: str = hyper("layer", "the weights that share one σ_θ", choices=("layer", "row"))
     form: str = hyper("moments", "the server's estimate", choices=("moments", "gap", "probe", "ratio"))
     aggregate: str = hyper("moments", "the server takes the θ-step", choices=("moments",))
     prior_std: str = hyper("learned", "σ_θ is learned", choices=("learned",))
     rho_std: float = hyper(0.3, "step of σ_θ²", 0, 1)
-    layers: ClassVar[list[int]] = []  # the sizes of the layers of the network that is trained
+    groups: ClassVar[list[int]] = []  # how many weights share one σ_θ, in the order of the network that is trained
 
     def init(self, params: Tensor, layout: Layout) -> State:
-        Tied.layers[:] = layout.sizes
+        Tied.groups[:] = layout.sizes if self.by == "layer" else rows(layout)
         return super().init(params, layout)
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:
@@ -95,8 +100,16 @@ class Tied(FedABML):
         return {"mean": shared["mean"] + self.rho * step, "logstd": logstd}
 
     def tied(self, values: Tensor) -> Tensor:
-        """Return the mean of every layer in the place of its values, [d]."""
-        return torch.cat([part.mean().expand(part.numel()) for part in values.split(self.layers)])
+        """Return the mean of every layer or row in the place of its values, [d]."""
+        return torch.cat([part.mean().expand(part.numel()) for part in values.split(self.groups)])
+
+
+def rows(layout: Layout) -> list[int]:
+    """Return the sizes of all rows: those of a matrix, and a bias vector as a whole."""
+    matrices = [
+        (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (1, math.prod(shape)) for shape in layout.shapes
+    ]
+    return [size for count, size in matrices for _ in range(count)]
 
 
 class Blocks(nn.Module):
@@ -152,9 +165,17 @@ CONFIGS |= {
     "tied probe, lam 0.1, warm": {"form": "probe", "lam": 0.1, **FIXED, **NARROW, "warm": True},
     "tied ratio, lam 0.01": {"form": "ratio", "lam": 0.01, **NARROW},
     "tied ratio, lam 0.1": {"form": "ratio", "lam": 0.1, **NARROW},
+}
+CONFIGS |= {
+    f"rows{label.removeprefix('tied')}": {**config, "by": "row"}
+    for label, config in CONFIGS.items()
+    if "form" in config
+}
+CONFIGS |= {
     "per weight": {"prior_std": "learned", "posterior_std": "natural", "lr_std": 0.05, "nu0": -4.0},
 }
-SEARCHED = {  # four configurations of either kind, where it is not all
+KINDS = ("one width", "tied", "rows")  # the first words of the labels of those that are compared
+SEARCHED = {  # four configurations of each kind, where it is not all
     "fashionmnist": (
         *(
             "one width, nu0 -4, lam 0.01, gap 0",
@@ -163,6 +184,7 @@ SEARCHED = {  # four configurations of either kind, where it is not all
         ),
         *("one width, nu0 -2, lam 0.1, gap -2", "tied moments, lam 1, warm", "tied gap, lam 0.01"),
         *("tied probe, lam 0.1, warm", "tied ratio, lam 0.01"),
+        *("rows moments, lam 1, warm", "rows gap, lam 0.01", "rows probe, lam 0.1, warm", "rows ratio, lam 0.01"),
     ),
     "blocks": (
         *("one width, nu0 -4, lam 1, gap 0", "one width, nu0 -3, lam 1, gap -1", "one width, nu0 -2, lam 1, gap -2"),
@@ -307,21 +329,23 @@ def known() -> None:
                 )
 
 
-def widths(sim: Simulation) -> dict[str, float]:
-    """Return σ_θ of every layer."""
-    parts = sim.cohort.network.layout.split(sim.theta["logstd"])
-    return {key: round(float(part.mean().exp()), 5) for key, part in parts.items()}
+def by_layer(sim: Simulation, values: Tensor) -> dict[str, float]:
+    """Return the mean of the values of every layer's weights."""
+    return {key: float(part.mean()) for key, part in sim.cohort.network.layout.split(values).items()}
 
 
-def changes(sim: Simulation) -> dict[str, float]:
-    """Return, for every layer, the deviation between weights of training clients that train alone from θ on."""
+def by_row(sim: Simulation, values: Tensor) -> list[float]:
+    """Return the mean of the values of every row's weights."""
+    return [float(part.mean()) for part in values.split(rows(sim.cohort.network.layout))]
+
+
+def changes(sim: Simulation) -> Tensor:
+    """Return, for every weight, the variance between training clients that train alone from θ on."""
     words = {"posterior": "point", "label_prior": "none", "personal_epochs": 50}
     cohort = sim.cohort.using(FedABML(personal_lr=sim.cohort.algorithm.lr, **words))
     clients = list(range(cohort.fed.clients))
     with torch.no_grad():
-        models = personalise(Lanes.of(cohort, {"mean": sim.theta["mean"]}, clients), {}).mean
-    parts = sim.cohort.network.layout.split(models.var(0))
-    return {key: float(part.mean().sqrt()) for key, part in parts.items()}
+        return personalise(Lanes.of(cohort, {"mean": sim.theta["mean"]}, clients), {}).mean.var(0)
 
 
 def best(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float, int]]:
@@ -341,15 +365,15 @@ def best(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float, int]]
 
 
 def chosen(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float, int]]:
-    """Return the best configuration with one width and the best tied one of a search, each as `best` does."""
+    """Return the best configuration of every kind that a search has, each as `best` does."""
     found = best([line for line in lines if line["seed"] == SEARCH])
-    labels = [min((v, k) for k, v in found.items() if k.startswith(kind))[1] for kind in ("one width", "tied")]
-    return {label: found[label] for label in labels}
+    kinds = [[(value, label) for label, value in found.items() if label.startswith(kind)] for kind in KINDS]
+    return {label: value for value, label in (min(kind) for kind in kinds if kind)}
 
 
-def table(lines: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a row per number of samples: measures of one width, and what tied widths change, ± half a 95% interval."""
-    rows, labels = [], chosen(lines)
+def table(lines: Sequence[dict[str, Any]], kind: str = "tied") -> list[str]:
+    """Return a row per number of samples: measures of one width, and what a kind changes, ± half a 95% interval."""
+    found, labels = [], {k: v for k, v in chosen(lines).items() if k.startswith((KINDS[0], kind))}
     for n in SIZES:
         cells = [str(n)]
         for key in ("nll", "accuracy", "ece", "rmse", "coverage"):
@@ -369,8 +393,13 @@ def table(lines: Sequence[dict[str, Any]]) -> list[str]:
                 gap = gap - one
                 half = t.ppf(0.975, len(gap) - 1) * gap.std(ddof=1) / np.sqrt(len(gap))
                 cells.append(f"{one.mean():.3f}, {gap.mean():+.3f} ± {half:.3f}")
-        rows.append(" | ".join(cells).replace("-", "−"))
-    return rows
+        found.append(" | ".join(cells).replace("-", "−"))
+    return found
+
+
+def rank(widths: list[float], changes: list[float]) -> float | None:
+    """Return the rank correlation of widths with clients' changes, None if there is one width alone."""
+    return None if len(set(widths)) == 1 else round(float(spearmanr(widths, changes).statistic), 3)
 
 
 def measured(task: str, label: str, seed: int) -> dict[str, Any]:
@@ -378,12 +407,14 @@ def measured(task: str, label: str, seed: int) -> dict[str, Any]:
     line: dict[str, Any] = {"task": task, "label": label, "seed": seed, "fedabml": fedabml.__version__}
     try:
         sim, new = train(task, CONFIGS[label], seed)
-        line |= {"widths": widths(sim), "scores": scores(task, sim, new, seed)}
+        line |= {"widths": {key: round(width, 5) for key, width in by_layer(sim, sim.theta["logstd"].exp()).items()}}
+        line |= {"scores": scores(task, sim, new, seed)}
     except fedabml.TrainingError as error:
         return line | {"error": str(error)}
-    line["changes"] = changes(sim)
-    ranks = [list(line[key].values()) for key in ("widths", "changes")]
-    line["rank"] = None if len(set(ranks[0])) == 1 else round(float(spearmanr(*ranks).statistic), 3)
+    variances = changes(sim)
+    line["changes"] = {key: math.sqrt(variance) for key, variance in by_layer(sim, variances).items()}
+    line["rank"] = rank(list(line["widths"].values()), list(line["changes"].values()))
+    line["rank_of_rows"] = rank(by_row(sim, sim.theta["logstd"]), by_row(sim, variances))
     if task == "fashionmnist":
         options = [(lr, epochs) for lr in TASKS[task].personal[0] for epochs in TASKS[task].personal[1][-1:]]
         line["auroc"] = {f"{lr:g}, {e}": round(outside(sim, new, seed, lr, e), 4) for lr, e in options}
@@ -416,7 +447,9 @@ def main() -> None:
     for seed, label in product(range(FIRST, FIRST + TASKS[options.task].seeds), chosen(own)):
         measure(label, seed)
     own = [line for line in lines if line["task"] == options.task]
-    print(*chosen(own).items(), *table(own), sep="\n")
+    print(*chosen(own).items(), sep="\n")
+    for kind in KINDS[1:]:
+        print(kind, *table(own, kind), sep="\n")
 
 
 if __name__ == "__main__":

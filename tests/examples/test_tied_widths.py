@@ -32,20 +32,32 @@ def test_with_fewer_rows_than_weights_a_mean_field_leaves_width_to_one_block_alo
 
 def test_the_server_gives_every_layer_the_mean_of_what_its_weights_say(study):
     algorithm = study.Tied(form="moments", rho_std=1.0)
-    algorithm.layers[:] = [3, 2]
+    algorithm.groups[:] = [3, 2]
     shared = {"mean": torch.zeros(5).double(), "logstd": torch.zeros(5).double()}
     update = {"mean": torch.full((5,), 0.5).double(), "second": torch.tensor([1.0, 2, 3, 4, 6]).double()}
     merged = algorithm.merge(shared, update, 4, 4)
     torch.testing.assert_close(torch.exp(2 * merged["logstd"]), torch.tensor([1.75] * 3 + [4.75] * 2).double())
 
 
-@pytest.mark.parametrize("task", ["digits", "blocks", "fashionmnist"])
-def test_the_page_has_the_figures_of_the_records(study, task):
+def test_a_row_has_the_weights_that_enter_a_unit_and_a_bias_vector_is_one(study):
+    layout = study.Layout(("0.weight", "0.bias"), ((2, 3), (2,)))
+    assert study.rows(layout) == [3, 3, 2]
+    algorithm = study.Tied(by="row", rho_std=1.0)
+    algorithm.init(torch.zeros(8).double(), layout)
+    tied = algorithm.tied(torch.tensor([1.0, 2, 3, 4, 5, 6, 7, 9]))
+    torch.testing.assert_close(tied, torch.tensor([2.0] * 3 + [5.0] * 3 + [8.0] * 2))
+
+
+@pytest.mark.parametrize(
+    ("task", "kind"),
+    [("digits", "tied"), ("blocks", "tied"), ("fashionmnist", "tied"), ("digits", "rows"), ("fashionmnist", "rows")],
+)
+def test_the_page_has_the_figures_of_the_records(study, task, kind):
     lines = [
         json.loads(line)
         for line in (ROOT / "results/research/tied-widths.jsonl").read_text(encoding="utf-8").splitlines()
     ]
     own = [line for line in lines if line["task"] == task]
     page = (ROOT / "docs/research.md").read_text(encoding="utf-8").splitlines()
-    rows = [f"| {task} | {row} |" for row in study.table(own)]
+    rows = [f"| {task} | {row} |" for row in study.table(own, kind)]
     assert len(rows) == len(study.SIZES) and set(rows) <= set(page)
