@@ -68,36 +68,38 @@ def test_the_page_and_its_settings_are_what_the_command_writes(chosen, tmp_path,
     assert {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.*")} == published
 
 
-def scores(path, algorithm, **hyper):
-    """Return the test NLL by seed of an algorithm's EMNIST cells with these hyperparameters."""
+def scores(path, dataset, algorithm, **hyper):
+    """Return the test NLL by seed of an algorithm's cells of a dataset with these hyperparameters."""
     found = {}
     for line in path.read_text().splitlines():
         result = json.loads(line)
         config = json.loads(result["identity"])[0]
-        if config["dataset"] == "emnist" and hyper.items() <= config.get(algorithm, {}).items():
+        if config["dataset"] == dataset and hyper.items() <= config.get(algorithm, {}).items():
             (score,) = result["scores"]
             found[config["seed"]] = score["summary"]["nll"]
     assert len(found) == 5
     return found
 
 
+@pytest.mark.parametrize(("dataset", "title"), [("emnist", "EMNIST (150,3)"), ("fashionmnist", "FashionMNIST (200,2)")])
 @pytest.mark.parametrize(
     ("system", "algorithm", "hyper", "before"),
     [
         ("SCAFFOLD+FT + label level", "scaffold-ft", {"label_prior": "dirichlet"}, "fair"),
-        ("FedABML, no label level", "fedabml-plain", {"posterior": "gaussian"}, "table1/emnist"),
+        ("FedABML, no label level", "fedabml-plain", {"posterior": "gaussian"}, "table1"),
     ],
 )
-def test_a_row_of_the_test_run_is_paired_with_fedabmls(system, algorithm, hyper, before):
-    level = {"label_prior": "dirichlet", "posterior": "gaussian"}
-    own, first = scores(PAGE / "cells.jsonl", algorithm, **hyper), scores(PAGE / "cells.jsonl", "fedabml", **level)
-    section = (PAGE / "README.md").read_text().partition("### Test run, EMNIST (150,3)\n")[2].partition("\n## ")[0]
+def test_a_row_of_the_test_run_is_paired_with_fedabmls(dataset, title, system, algorithm, hyper, before):
+    level, cells = {"label_prior": "dirichlet", "posterior": "gaussian"}, PAGE / "cells.jsonl"
+    own, first = scores(cells, dataset, algorithm, **hyper), scores(cells, dataset, "fedabml", **level)
+    section = (PAGE / "README.md").read_text().partition(f"### Test run, {title}\n")[2].partition("\n##")[0]
     (line,) = [line for line in section.splitlines() if line.startswith(f"| {system} |")]
     _, _, nll, behind, _, _, by_accuracy, _ = [cell.strip() for cell in line.strip("|").split("|")]
     differences = np.array([own[seed] - first[seed] for seed in sorted(own)])
     half = 2.776445 * differences.std(ddof=1) / np.sqrt(5)  # Student's quantile of four degrees of freedom
     assert (nll, behind) == (f"{np.mean(list(own.values())):.4f}", f"{differences.mean():+.4f} ± {half:.4f}")
-    earlier = scores(ROOT / "results" / before / "cells.jsonl", algorithm, **hyper)
+    folder = ROOT / "results" / before / (dataset if before == "table1" else "")
+    earlier = scores(folder / "cells.jsonl", dataset, algorithm, **hyper)
     assert by_accuracy == f"{np.mean(list(earlier.values())):.4f}"
 
 
