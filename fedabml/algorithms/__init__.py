@@ -90,6 +90,11 @@ def make(name: str, **hyper: Any) -> Algorithm:
     return kind(**{**defaults, **hyper})
 
 
+def remake(name: str, hyper: dict[str, Any]) -> Algorithm:
+    """Return the algorithm of a file: hyperparameters that its version did not have get their neutral values."""
+    return make(name, **(make(name, **hyper).neutral_values() | hyper))
+
+
 def named(name: str | type[Algorithm]) -> str:
     """Return the name in `REGISTRY` of an algorithm; `mine.py:FedDyn`, or a class, is registered under its own name.
 

@@ -156,13 +156,12 @@ class Card:
             _check_raw(tensors, facts)
             spec = InputSpec.unpack(tensors, {k: v for k, v in facts.items() if k not in _OWN}, None)
             name, hyper = facts["algorithm"]["name"], facts["algorithm"]["hyper"]
-            neutral = algorithms.make(name, **hyper).neutral_values()
-            algorithm = algorithms.make(name, **(neutral | hyper))
+            algorithm = algorithms.remake(name, hyper)
             algorithm.init(spec.network.initial, spec.network.layout)
             size, epochs, seed, dtype, schema = (
                 facts[n] for n in ("batch_size", "epochs", "seed", "numbers", "schema")
             )
-            unwritten = frozenset(neutral.keys() - hyper)
+            unwritten = frozenset(algorithm.neutral_values().keys() - hyper)
             card = cls(facts["federation"], spec, algorithm, size, epochs, seed, dtype, schema, unwritten)
             rebuilt, content = card.tensors_and_facts()
             check_fit("content", tensors, {name: tuple(value.shape) for name, value in rebuilt.items()})

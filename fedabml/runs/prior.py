@@ -251,9 +251,8 @@ def load_prior(
     if algorithm is not None:
         algorithms.named(algorithm)
     with _opened(path, "prior", model) as (tensors, metadata, input_spec):
-        name, hyper = metadata["algorithm"]["name"], metadata["algorithm"]["hyper"]
-        # A file of an earlier version lacks newer hyperparameters: it was made at their neutral values.
-        made = algorithms.make(name, **(algorithms.make(name, **hyper).neutral_values() | hyper))
+        name = metadata["algorithm"]["name"]
+        made = algorithms.remake(name, metadata["algorithm"]["hyper"])
         warn_if_code_differs(name, metadata["algorithm"].get("code"), algorithms.REGISTRY[name].code)
         if made.keeps and "initial" not in tensors:
             raise KeyError("initial")
