@@ -449,7 +449,8 @@ def main() -> None:
     own = [line for line in lines if line["task"] == options.task]
     print(*chosen(own).items(), sep="\n")
     for kind in KINDS[1:]:
-        print(kind, *table(own, kind), sep="\n")
+        if any(label.startswith(kind) for label in chosen(own)):
+            print(kind, *table(own, kind), sep="\n")
 
 
 if __name__ == "__main__":

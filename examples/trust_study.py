@@ -234,13 +234,15 @@ def judge(sites: list[Record], alarms: list[Record]) -> Record:
 
 def shown(name: str, verdict: Record) -> str:
     """Return a verdict as Markdown tables."""
-    lines = [f"### {name}, {verdict['seeds']} seeds", "", "| AUROC, mean over sites | small sites | all sites |"]
+    seeds = f"{verdict['seeds']} seed{'s' * (verdict['seeds'] > 1)}"
+    lines = [f"### {name}, {seeds}", "", "| AUROC, mean over sites | small sites | all sites |"]
     lines.append("|---|---|---|")
     for method, label in METHODS.items():
         cells = []
         for group in ("small", "all"):
             mean, half = verdict.get(f"{group}_gain_over_{method}", (None, None))
-            gain = "" if mean is None else f" (FedABML {mean:+.3f} ± {half or float('nan'):.3f})"
+            band = "" if half is None else f" ± {half:.3f}"
+            gain = "" if mean is None else f" (FedABML {mean:+.3f}{band})"
             cells.append(f"{verdict[f'{group}_{method}']:.3f}{gain}")
         lines.append(f"| {label} | {' | '.join(cells)} |")
     count, expected = verdict["judged"], verdict["expected_outside"]

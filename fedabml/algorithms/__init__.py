@@ -91,7 +91,10 @@ def make(name: str, **hyper: Any) -> Algorithm:
 
 
 def remake(name: str, hyper: dict[str, Any]) -> Algorithm:
-    """Return the algorithm of a file: hyperparameters that its version did not have get their neutral values."""
+    """Return an algorithm from the name and hyperparameters that a file or message holds.
+
+    Hyperparameters that the writer's version did not have get their neutral values, not the defaults.
+    """
     return make(name, **(make(name, **hyper).neutral_values() | hyper))
 
 

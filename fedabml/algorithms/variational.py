@@ -120,7 +120,7 @@ class Variational(Algorithm):
             mean = phi["mean"] - lr * direction
         logstd, rate = phi["logstd"], lr if self.lr_std is None else self.lr_std * fraction
         if self.posterior_std == "sgd" and self.optimiser == "adam":
-            # Exactly 0 where ν is still the prior's: Adam would make a step of η of any rounding error.
+            # Exactly 0 where ν is still the prior's: Adam would turn a mere rounding error into a step of about η.
             excess = torch.expm1(2 * (logstd - theta["logstd"]))
             direction, state = self.momentum_step(group(phi, "std"), plus(gradient["logstd"], weight, excess))
             logstd, buffer = plus(logstd, rate, direction, -1), buffer | prefixed("std", state)

@@ -126,7 +126,8 @@ class Card:
     def tensors_and_facts(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the card as tensors and JSON facts, for a message or a file."""
         tensors, facts = self.input_spec.pack()
-        hyper = {name: value for name, value in self.algorithm.values().items() if name not in self.unwritten}
+        hyper, neutral = self.algorithm.values(), self.algorithm.neutral_values()
+        hyper = {k: v for k, v in hyper.items() if k not in self.unwritten or v != neutral[k]}
         facts |= {
             "kind": KIND,
             "version": VERSION,
@@ -149,7 +150,8 @@ class Card:
     def of(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Card:
         """Rebuild a card from what `tensors_and_facts` returned; everything is checked before it is used.
 
-        Raises InputError for anything that a card of this version would not hold, down to the last fact.
+        Raises InputError for anything that a card of this version would not hold, down to the last fact. Only
+        hyperparameters with a neutral value may be missing, because earlier versions did not have them.
         """
         try:
             tensors, facts = dict(tensors), dict(facts)

@@ -61,3 +61,14 @@ def test_the_page_has_the_figures_of_the_records(study, task, kind):
     page = (ROOT / "docs/research.md").read_text(encoding="utf-8").splitlines()
     rows = [f"| {task} | {row} |" for row in study.table(own, kind)]
     assert len(rows) == len(study.SIZES) and set(rows) <= set(page)
+
+
+@pytest.mark.parametrize("task", ["digits", "blocks", "fashionmnist"])
+def test_the_command_prints_the_tables_of_finished_records(study, task, tmp_path, monkeypatch, capsys):
+    records = tmp_path / "records.jsonl"
+    records.write_bytes((ROOT / "results/research/tied-widths.jsonl").read_bytes())
+    monkeypatch.setattr("sys.argv", ["tied_widths.py", task, "--out", str(records)])
+    study.main()
+    printed = capsys.readouterr().out.splitlines()
+    lines = [json.loads(line) for line in records.read_text(encoding="utf-8").splitlines()]
+    assert set(study.table([line for line in lines if line["task"] == task])) <= set(printed)

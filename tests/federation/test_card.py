@@ -68,6 +68,8 @@ def test_a_card_of_a_version_with_fewer_hyperparameters_stays_the_same_card(fed,
     assert (read.algorithm.optimiser, read.algorithm.newcomer) == ("sgd", "initial")
     assert read.digest != card.digest and read.tensors_and_facts()[1] == older
     assert Card.load(read.save(tmp_path / "card.safetensors")).digest == read.digest
+    changed = dataclasses.replace(read, algorithm=dataclasses.replace(read.algorithm, optimiser="adam"))
+    assert changed.digest != read.digest and Card.of(*changed.tensors_and_facts()).algorithm.optimiser == "adam"
 
 
 def test_every_fact_enters_the_digest(fed):
