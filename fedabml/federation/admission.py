@@ -113,8 +113,8 @@ class Admission:
             asked = members or [m for m in self.roster.members if m.name in self.roster.connected]
             orders = [self.order(kind, member, tensors=tensors, facts=facts) for member in asked]
             collection = self.mailbox.collect(orders, check_identity, min(timeout, until - self.mailbox.clock()))
-            if collection.rejected or collection.missing:
-                self.events.write("answers", kind=kind, rejected=collection.listed(), missing=collection.missing)
+            if collection.rejected or collection.unanswered:
+                self.events.write("answers", kind=kind, rejected=collection.listed(), missing=collection.unanswered)
             return collection.valid
 
         return exchange

@@ -64,6 +64,7 @@ class Collection:
     enough: int = 0  # valid replies after which further ones are surplus; 0: all sites are needed
     valid: dict[str, Reply] = field(default_factory=dict)  # by site, as they came
     failed: dict[str, str] = field(default_factory=dict)  # by site: why it will not answer
+    gone: list[str] = field(default_factory=list)  # sites that lost their connection; they are in `failed`, too
     late: set[str] = field(default_factory=set)  # sites that answered an earlier order
     withdrawn: set[str] = field(default_factory=set)  # sites that were removed meanwhile
     surplus: set[str] = field(default_factory=set)  # sites whose replies are not needed
@@ -78,6 +79,11 @@ class Collection:
     def missing(self) -> list[str]:
         """The sites that have not answered."""
         return [order.site for order in self._pending.values()]
+
+    @property
+    def unanswered(self) -> list[str]:
+        """The sites that gave no reply: those that have not answered, and those that lost their connection."""
+        return self.missing + self.gone
 
     @property
     def full(self) -> bool:
@@ -144,7 +150,10 @@ class Collection:
             return
         del self._pending[order.nonce]
         self.failed[order.site] = clean(arrival.error) or "no reply"
-        self.reject(order.site, self.failed[order.site])
+        if arrival.gone:
+            self.gone.append(order.site)
+        else:
+            self.reject(order.site, self.failed[order.site])
 
     def reject(self, site: object, reason: str) -> None:
         """Record a rejection. If there are very many different ones, only the first are listed."""

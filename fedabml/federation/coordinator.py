@@ -309,7 +309,7 @@ class Coordinator:
             "resting": self.roster.resting(number),
             "valid": list(valid),
             "rejected": collection.listed() + self._strays(),
-            "missing": collection.missing,
+            "missing": collection.unanswered,
             "surplus": sorted(collection.surplus),
             "loss": math.fsum(losses.values()) / len(losses) if losses else None,
             "losses": losses,
@@ -358,7 +358,7 @@ class Coordinator:
         ]
         collection = self.mailbox.collect(orders, self._check_prior, timeout)
         self._forget_lost()
-        facts: dict[str, Any] = {"rejected": collection.listed() + self._strays(), "missing": collection.missing}
+        facts: dict[str, Any] = {"rejected": collection.listed() + self._strays(), "missing": collection.unanswered}
         facts |= {"bytes_down": sum(state_bytes(order.tensors) for order in orders), "bytes_up": collection.bytes_up}
         self.events.write("prior", round=self.round, sites=sorted(collection.valid), **facts)
         return set(collection.valid)

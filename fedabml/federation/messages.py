@@ -86,6 +86,7 @@ class Arrival:
     bytes: int = 0  # of the message, if known
     nonce: str = ""  # of the order that an error belongs to, if known
     asked_again: bool = False  # whether the order was sent again, so that its reply is still awaited
+    gone: bool = False  # whether there is no reply because the site lost its connection
 
 
 class Transport(Protocol):

@@ -35,6 +35,15 @@ def test_an_error_ends_the_wait_for_its_own_order_only():
     assert [entry["site"] for entry in found.listed()] == ["two", "one", "two"]
 
 
+def test_a_site_that_lost_its_connection_has_given_no_reply_to_reject():
+    found = collection()
+    found.take(Arrival("one", None, "node unavailable", nonce=ONE.nonce, gone=True))
+    assert (found.missing, found.unanswered) == (["two"], ["two", "one"])  # nobody waits for it any more
+    assert found.failed == {"one": "node unavailable"} and found.listed() == []
+    found.take(Arrival("one", ONE.reply()))
+    assert found.valid == {} and found.unanswered == ["two", "one"]
+
+
 def test_a_withdrawn_order_is_not_awaited_and_its_reply_is_rejected():
     found = collection()
     found.take(Arrival("one", ONE.reply()))

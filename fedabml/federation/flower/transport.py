@@ -285,7 +285,8 @@ class FlowerTransport:
         recent = time.monotonic() - self._link.last_outage < AFTERMATH
         if code in _LOST or (code == ErrorCode.NODE_UNAVAILABLE and recent):
             return self._again(pending, reason)
-        return _failed(pending, f"Flower's error {code}: {reason}", size)
+        (arrival,) = _failed(pending, f"Flower's error {code}: {reason}", size)
+        return [replace(arrival, gone=code == ErrorCode.NODE_UNAVAILABLE)]
 
     def _unproven(self, pending: _Pending, reason: str, size: int = 0) -> list[Arrival]:
         """Report a reply that its site may not have written. Send the order again, unless this happened too often."""

@@ -19,6 +19,7 @@ import httpx
 import torch
 from flwr.app import Array, ArrayRecord, Message, RecordDict
 from flwr.app.error import Error
+from flwr.common.constant import ErrorCode
 
 from fedabml.errors import InputError
 from fedabml.federation import keys as federation_keys
@@ -152,8 +153,13 @@ def test_bad_replies_are_refused_and_named(world: World) -> None:
         assert "larger than the 4,194,304 bytes" in arrival_of(too_large).error
         assert "not written by the site" in arrival_of(in_anothers_name).error
         assert "not part of the protocol" in arrival_of(empty).error
-        reason = arrival_of(error).error
-        assert "error 2" in reason and len(reason) <= 300 and reason.isprintable()
+
+        def gone(order: Order, message: Message) -> None:
+            sites["a"].send(Message(Error(ErrorCode.NODE_UNAVAILABLE, "away"), reply_to=message))
+
+        arrival = arrival_of(error)
+        assert "error 2" in arrival.error and len(arrival.error) <= 300 and arrival.error.isprintable()
+        assert not arrival.gone and arrival_of(gone).gone
 
 
 def test_a_slow_upload_does_not_hold_up_others(world: World) -> None:
