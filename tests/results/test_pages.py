@@ -24,6 +24,7 @@ from tests.results.published import (
     part,
     read,
     scores,
+    system,
     table,
     values,
 )
@@ -167,6 +168,26 @@ def test_the_chosen_settings_that_diverged_are_those_of_the_objections():
     assert sorted(map(len, diverged.values())) == [1] * 6 + [3] * 2
     (row,) = [row for row in table(RESULTS / "objections.md", "objection") if row[0].startswith("`tune` may")]
     assert set(re.findall(r"\]\(([^)]*)/README.md\)", row[2])) == {folder for folder, _ in diverged}
+
+
+# -- results/wider ----------------------------------------------------------------------------------------------------
+def test_wider_searches():
+    """Every row, in the order of Table 1's NLL, from as many trials each; both choices on the same five partitions."""
+    folder = RESULTS / "wider"
+    first, wider = by_system(folder / "table1-choice.jsonl"), by_system(folder / "cells.jsonl")
+    rows = table(folder / "README.md", "system")
+    assert {own for own, *_ in rows} == first.keys() == wider.keys()
+    assert [own for own, *_ in rows] == sorted(first, key=lambda own: mean(first[own], "nll"))
+    for own, *shown in rows:
+        assert first[own].keys() == wider[own].keys() == set(range(20, 25))
+        for cells, measure in ((shown[:3], "accuracy"), (shown[3:], "nll")):
+            check(cells[0], mean(first[own], measure))
+            check(cells[1], mean(wider[own], measure))
+            check(cells[2], *paired(wider[own], first[own], measure))
+    lines = (folder / "search.jsonl").read_text(encoding="utf-8").splitlines()
+    searched = [json.loads(json.loads(line)["identity"])[0] for line in lines]
+    trials = [system(config) for config in searched if config["seed"] == 105]
+    assert {own: trials.count(own) for own in first} == dict.fromkeys(first, 16)
 
 
 # -- results/temperature ----------------------------------------------------------------------------------------------
