@@ -70,7 +70,7 @@ class _Incoming:
     pending: _Pending
     sender: int
     download: Download
-    outages: int  # of the link, when it was announced
+    announced: float  # time.monotonic()
 
 
 class FlowerTransport:
@@ -234,7 +234,7 @@ class FlowerTransport:
             download = Download(self._link, self._run, SUPERLINK_NODE_ID, tree, self._limit)
         except InputError as error:
             return self._unproven(pending, str(error))
-        self._incoming.append(_Incoming(pending, message.metadata.src_node_id, download, self._link.outages))
+        self._incoming.append(_Incoming(pending, message.metadata.src_node_id, download, time.monotonic()))
         return []
 
     def _fetched(self, incoming: _Incoming) -> list[Arrival]:
@@ -242,7 +242,9 @@ class FlowerTransport:
         pending, download = incoming.pending, incoming.download
         try:
             if not download.advance():
-                patience = STALLED if incoming.outages == self._link.outages else GRACE
+                # an outage shortly before the announcement, or after it, may have cut the upload
+                shaken = self._link.last_outage > incoming.announced - AFTERMATH
+                patience = GRACE if shaken else STALLED
                 if time.monotonic() - download.progress < patience:
                     return []
                 raise LostMessage("The reply's sender did not finish the upload.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -184,6 +185,20 @@ def test_an_unfinished_upload_is_asked_for_again(world: World, monkeypatch: pyte
         sites["a"].answer(message, double(order), parts=1)
         again, message = _receive_while_polled(world, sites["a"])
         assert again.nonce == order.nonce
+        sites["a"].answer(message, double(again))
+        assert world.next().reply is not None
+
+
+def test_an_upload_that_an_outage_has_cut_is_asked_for_again_soon(world: World) -> None:
+    """The SuperLink dies during an upload, and announces the reply only after its restart."""
+    with fleet(world.api, world.keys) as sites:
+        world.transport.send(list(world.orders(names=("a",)).values()), 100.0)
+        order, message = sites["a"].receive()
+        sites["a"].answer(message, double(order), parts=1)
+        world.api.stop()
+        threading.Timer(0.5, world.api.start).start()
+        again, message = _receive_while_polled(world, sites["a"])
+        assert world.task.link.outages and again.nonce == order.nonce
         sites["a"].answer(message, double(again))
         assert world.next().reply is not None
 
