@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from drills import strangers
-from drills.strangers import FLOODS, SLACK, last_flood
+from drills.strangers import FLOODS, SLACK, later_floods
 
 pytestmark = pytest.mark.flower
 
@@ -20,22 +20,25 @@ def floods(*sizes):
 @pytest.mark.parametrize(
     ("sizes", "bounded"),
     [
-        ((150.0, 290.0, 295.0, 297.0), True),
-        ((150.0, 290.0, 430.0, 570.0), False),
-        ((150.0, 290.0, 430.0, 430.0 + 140 / 4), True),
-        ((150.0, 290.0, 430.0, 431.0 + 140 / 4), False),
-        ((150.0, 151.0, 151.0, 151.0 + SLACK), True),
-        ((150.0, 151.0, 151.0, 152.0 + SLACK), False),
-        ((150.0, 290.0, 200.0, 200.0), True),
+        ((150.0, 290.0, 295.0, 297.0, 296.0, 297.0, 296.0, 295.0, 297.0), True),
+        ((150.0, 290.0, 200.0, 250.0, 180.0, 280.0, 200.0, 290.0, 240.0), True),  # single floods add 90
+        (tuple(150.0 + 40 * number for number in range(9)), False),  # every flood adds as much
+        ((150.0, 170.0, 190.0, 210.0, 290.0, 290.0, 290.0, 290.0, 290.0 + 140 / 4), True),
+        ((150.0, 170.0, 190.0, 210.0, 290.0, 290.0, 291.0 + 140 / 4, 290.0, 290.0), False),
+        ((150.0, *[151.0] * 7, 151.0 + SLACK), True),
+        ((150.0, *[151.0] * 7, 152.0 + SLACK), False),
     ],
 )
-def test_the_last_flood_may_add_little(sizes, bounded):
-    (line,) = last_flood(floods(*sizes))
-    assert line["refused"] is bounded and f", {sizes[3] - sizes[2]:.1f} MB" in line["seen"]
+def test_later_floods_may_add_little(sizes, bounded):
+    (line,) = later_floods(floods(*sizes))
+    assert line["refused"] is bounded
+    assert (
+        f"{max(sizes[5:]) - max(sizes[1:5]):+.1f} MB from" in line["seen"] and f"{sizes[0]} MB before" in line["seen"]
+    )
 
 
 def test_fewer_floods_give_no_verdict():
-    assert last_flood([{"part": "key", "superlink_mb": [1.0, 2.0]}, *floods(150.0, 290.0, 300.0)]) == []
+    assert later_floods([{"part": "key", "superlink_mb": [1.0, 2.0]}, *floods(150.0, 290.0, 300.0)]) == []
 
 
 @pytest.mark.parametrize(
