@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
@@ -162,7 +163,7 @@ def later_floods(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the verdict on the SuperLink's memory after equal floods, or nothing if there were not all of them.
 
     Memory that a flood took and that later ones use again is bounded; memory that grows with every flood is not. What
-    is resident after one flood varies by tens of MB. So peaks are compared: that of the second half of the floods may
+    is resident after one flood varies by tens of MB. So medians are compared: that of the second half of the floods may
     exceed that of the first half by a quarter of what the first half added, or by `SLACK`, whichever is more.
     """
     found = {each["part"]: each["superlink_mb"] for each in lines if each["part"] in FLOODS}
@@ -170,12 +171,11 @@ def later_floods(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
         return []
     before, after = found[FLOODS[0]][0], [found[name][1] for name in FLOODS]
     half = len(FLOODS) // 2
-    first, second = max(after[:half]), max(after[half:])
+    first, second = statistics.median(after[:half]), statistics.median(after[half:])
     most = max(SLACK, (first - before) / 4)
-    seen = (
-        f"SuperLink: {before:.1f} MB before, {', '.join(f'{each:.1f}' for each in after)} after the floods; the peak "
-    )
-    seen += f"of the last four is {second - first:+.1f} MB from that of the first four; at most {most:.1f} is bounded"
+    sizes = ", ".join(f"{each:.1f}" for each in after)
+    seen = f"SuperLink: {before:.1f} MB before, {sizes} after the floods; the median of the last four is "
+    seen += f"{second - first:+.1f} MB from that of the first four; at most {most:.1f} is bounded"
     verdict = {"attack": "memory after eight floods", "by": "a registered site", "seen": seen}
     return [verdict | {"refused": second - first <= most, "part": "memory", "incomplete_rounds": []}]
 

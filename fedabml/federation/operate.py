@@ -80,7 +80,8 @@ def server_processes(folder: ServerFolder) -> list[Process]:
 
     result = [
         Process(
-            *("superlink", commands.superlink_command(folder), logs / "superlink.log", env),
+            *("superlink", commands.superlink_command(folder), logs / "superlink.log"),
+            commands.message_environment(folder),
             health=answers(folder, settings.superlink_port),
         ),
         Process(
@@ -113,7 +114,8 @@ def site_processes(folder: SiteFolder, prefix: str = "", needs: tuple[str, ...] 
     env, node = commands.environment(folder), f"{prefix}supernode"
     return [
         Process(
-            *(node, commands.supernode_command(folder), folder.run / "supernode.log", env, _NODE),
+            *(node, commands.supernode_command(folder), folder.run / "supernode.log"),
+            *(commands.message_environment(folder), _NODE),
             needs=needs,
             frozen=_FROZEN,
         ),

@@ -17,6 +17,7 @@ __all__ = [
     "active_runs",
     "app_hash",
     "environment",
+    "message_environment",
     "register_sites",
     "run_status",
     "server_executor_command",
@@ -28,6 +29,11 @@ __all__ = [
     "worker_command",
 ]
 
+_GIVE_MEMORY_BACK = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 18),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 18),
+}
 _ROOM = __name__.rpartition(".")[0]
 
 
@@ -89,6 +95,16 @@ def environment(folder: ServerFolder | SiteFolder) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         **({FOLDER_VARIABLE: str(folder.path)} if isinstance(folder, ServerFolder) else {}),
     }
+
+
+def message_environment(folder: ServerFolder | SiteFolder) -> dict[str, str]:
+    """Return the environment of a SuperLink or SuperNode, whose threads hold large messages for a moment.
+
+    glibc would keep what they free, in holes between smaller objects, so that the process grows with all that it has
+    ever passed on. These settings give it back to the system, unless the environment has its own.
+    """
+    own = any(name.startswith("MALLOC_") for name in os.environ)
+    return environment(folder) | ({} if own else _GIVE_MEMORY_BACK)
 
 
 def _python(module: str) -> list[str]:

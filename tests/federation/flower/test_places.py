@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +67,41 @@ def test_everything_listens_on_loopback(site: SiteFolder, server: ServerFolder) 
         environment = commands.environment(folder)
         assert environment["FLWR_TELEMETRY_ENABLED"] == "0" and environment["FLWR_DISABLE_UPDATE_CHECK"] == "1"
         assert Path(environment["FLWR_HOME"]).is_relative_to(folder.run)
+
+
+_MESSAGES = """
+import threading
+kept = []
+def work():
+    for _ in range(20):
+        messages = [bytearray(4_000_000), bytearray(4_000_000)]
+        kept.append(bytearray(3_000))
+        messages.pop(0)
+        kept.append(bytearray(3_000))
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(int(open("/proc/self/status").read().split("VmRSS:")[1].split()[0]) // 1024)
+"""
+
+
+def _resident_mb(env: dict[str, str]) -> int:
+    """Return the resident megabytes of a process whose threads have held 160 messages of 4 MB for a moment."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    command = [sys.executable, "-I", "-c", _MESSAGES]
+    return int(subprocess.run(command, env=others | env, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_passed_messages_leave_no_memory_behind(server: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    usual, ours = commands.environment(server), commands.message_environment(server)
+    assert usual.items() < ours.items()
+    assert _resident_mb(ours) + 20 < _resident_mb(usual)
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")  # who sets this up has reasons
+    assert commands.message_environment(server) == usual
 
 
 def test_flower_accepts_the_options(site: SiteFolder, server: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
