@@ -18,6 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +267,10 @@ def _missed(lines: list[dict[str, Any]], summary: dict[str, Any]) -> str:
     if not summary["incomplete_rounds"]:
         return "All sites' replies counted in all rounds, so it is also θ of the undisturbed run."
     parts = {each["part"]: (each["attack"], len(each["incomplete_rounds"])) for each in lines if each.get("part")}
-    named = "; ".join(f"{count} during “{attack}”" for attack, count in parts.values() if count)
+    lost: Counter[str] = Counter()
+    for attack, count in parts.values():
+        lost[attack] += count
+    named = "; ".join(f"{count} during “{attack}”" for attack, count in lost.items() if count)
     return (
         f"In {summary['incomplete_rounds']} rounds a site's reply did not count{f' ({named})' if named else ''}: θ is "
         "that of a run without these replies, not of the undisturbed one. Forged replies that the SuperLink stores "

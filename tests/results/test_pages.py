@@ -190,6 +190,32 @@ def test_wider_searches():
     assert {own: trials.count(own) for own in first} == dict.fromkeys(first, 16)
 
 
+def test_the_two_choices_of_widths():
+    """Every row of the second table, on validation rows of the same four partitions."""
+    folder = RESULTS / "wider"
+    files = {"Table 1's": "table1", "wider, widths held": "widths-held", "wider": "wider", "learned": "learned"}
+    cells = {choice: by_system(folder / "validation" / f"{name}.jsonl") for choice, name in files.items()}
+    rows, names = table(folder / "README.md", "FedABML"), {"with label level": LEVEL, "no label level": PLAIN}
+    assert [row[1] for row in rows] == [*files] * 2
+    for number, (shown, choice, *entries) in enumerate(rows):
+        own = names[shown] if shown else names[rows[number - number % 4][0]]
+        found, first = cells[choice][own], cells["Table 1's"][own]
+        assert found.keys() == {110, 111, 112, 113}
+        for (score, change), measure in ((entries[:2], "accuracy"), (entries[2:], "nll")):
+            check(score, mean(found, measure))
+            if choice == "Table 1's":
+                assert not change
+            else:
+                check(change, *paired(found, first, measure))
+    published = [path.read_text(encoding="utf-8").splitlines() for path in (folder / "validation").iterdir()]
+    assert [json.loads(line)["facts"]["split"] for lines in published for line in lines] == ["val"] * 32
+    lines = (folder / "widths-held-search.jsonl").read_text(encoding="utf-8").splitlines()
+    searched = [json.loads(json.loads(line)["identity"])[0] for line in lines]
+    assert {config[config["algorithm"]]["prior_std"] for config in searched} == {"fixed"}
+    trials = [system(config) for config in searched if config["seed"] == 105]
+    assert {own: trials.count(own) for own in names.values()} == dict.fromkeys(names.values(), 16)
+
+
 # -- results/temperature ----------------------------------------------------------------------------------------------
 HEATED = {"FashionMNIST (200,2)": "fashionmnist", "EMNIST (150,3)": "emnist", "CIFAR-10 (100,5)": "cifar10"}
 
