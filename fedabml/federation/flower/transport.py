@@ -38,7 +38,7 @@ log = logging.getLogger("fedabml.federation")
 POLL = 0.2  # seconds between two requests for replies
 NODES_POLL = 3.0  # seconds between two requests for the list of nodes while replies are outstanding
 AFTERMATH = 90.0  # seconds after an outage in which nodes may still seem to be away
-GRACE = 30.0  # seconds after an outage before an order without a reply is sent again
+GRACE = 30.0  # seconds after an outage before an order without a complete reply is sent again
 STALLED = 200.0  # seconds without a new part of a reply; the SuperLink gives an upload up after 180
 RESENDS = 10
 UNPROVEN = 3  # replies without the site's authentication code after which an order is not sent again
@@ -242,10 +242,10 @@ class FlowerTransport:
         pending, download = incoming.pending, incoming.download
         try:
             if not download.advance():
-                # an outage shortly before the announcement, or after it, may have cut the upload
-                shaken = self._link.last_outage > incoming.announced - AFTERMATH
-                patience = GRACE if shaken else STALLED
-                if time.monotonic() - download.progress < patience:
+                # an outage after the announcement, or shortly before it, may have cut the upload
+                cut = self._link.last_outage > incoming.announced - AFTERMATH
+                since = max(download.progress, self._link.last_outage)
+                if time.monotonic() - since < (GRACE if cut else STALLED):
                     return []
                 raise LostMessage("The reply's sender did not finish the upload.")
             self._incoming.remove(incoming)

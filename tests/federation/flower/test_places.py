@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from fedabml.errors import InputError
+from fedabml.federation import operate
 from fedabml.federation.flower import clock, commands
 from fedabml.federation.flower.places import node_port, server_secret, site_secret
 from fedabml.federation.folders import ServerFolder, SiteFolder
@@ -96,12 +97,24 @@ def _resident_mb(env: dict[str, str]) -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 def test_passed_messages_leave_no_memory_behind(server: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MALLOC_ARENA_MAX", raising=False)
+    for name in [name for name in os.environ if name.startswith("MALLOC_")]:
+        monkeypatch.delenv(name)
     usual, ours = commands.environment(server), commands.message_environment(server)
     assert usual.items() < ours.items()
     assert _resident_mb(ours) + 20 < _resident_mb(usual)
-    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")  # who sets this up has reasons
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "4")  # the operator's own settings are kept
     assert commands.message_environment(server) == usual
+
+
+def test_only_those_that_pass_messages_on_give_memory_back(
+    site: SiteFolder, server: ServerFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("MALLOC_")]:
+        monkeypatch.delenv(name)
+    server.save_sites([])
+    processes = [*operate.server_processes(server), *operate.site_processes(site)]
+    giving = {process.name for process in processes if "MALLOC_TRIM_THRESHOLD_" in process.env}
+    assert giving == {"superlink", "supernode"} and len(processes) == 6
 
 
 def test_flower_accepts_the_options(site: SiteFolder, server: ServerFolder, monkeypatch: pytest.MonkeyPatch) -> None:
