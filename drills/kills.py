@@ -186,8 +186,8 @@ _NOTES = [
     "  choice of sites, which waits for absent ones. Lines without `longest_round_s` count the wait for replies alone.",
     "- *whole again*: the first round that began after the restart and counted all three sites has ended. A SuperNode",
     "  waits 65 s before its restart, because the SuperLink refuses it for 60 s.",
-    "- A worker that dies while it takes an order up loses it. Then its site misses the round, and rests for 60 s",
-    "  after the time-out, although the worker is back after a second.",
+    "- A worker that is killed while it fetches an order loses it. Its site misses the round, and after the time-out",
+    "  rests for at least 60 s, although the worker is back after a second: hence a worker's *whole again* above 60 s.",
     "- *bits equal*: the server's state at the end of the federation equals the simulator's, with those sites in each",
     "  round whose replies counted. Where the server was killed, all sites counted in every round.",
 ]

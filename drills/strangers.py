@@ -5,9 +5,9 @@
 
 Sites a, b and c train without pause while every attack of `drills.attacks` is tried; site d is registered and hostile.
 At the end θ must have the bits of the simulator with the replies that counted, no process may have been restarted, and
-of equal floods the later ones must add little to the SuperLink's memory (see `later_floods`). Then an undisturbed twin
-trains: the same federation without attacks. Its θ must have the bits of the attacked one's after the last attack before
-which no reply was lost. `page` writes the record as a page beside it.
+of floods of equal length the later ones must add little to the SuperLink's memory (see `later_floods`). Then an
+undisturbed twin trains: the same federation without attacks. Its θ must have the bits of the attacked one's after the
+last attack before which no reply was lost. `page` writes the record as a page beside it.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ VERDICTS = {  # where "refused" would claim too much
     "a foreign app": "not run; its run waits while ours is under way",
     "a foreign app's hash": "not on the lists, which were read; no order of it was sent",
     "fuzzed requests: Flower's messages with changed fields": "accepted only with its own node (`drills/fuzzing.py`)",
-    "storing without end": "bounded per round",
-    "memory after eight floods": "bounded",
+    "storing without end": "within the bound of a round",
+    "memory after eight floods": "bounded, or grows by less than 4 MB per flood",
 }
 
 
@@ -161,11 +161,12 @@ def _attacks(folder: ServerFolder, hostile: SiteFolder, place: Path, requests: i
 
 
 def later_floods(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the verdict on the SuperLink's memory after equal floods, or nothing if there were not all of them.
+    """Return the verdict on the SuperLink's memory after floods of equal length, or nothing if some are missing.
 
     Memory that a flood took and that later ones use again is bounded; memory that grows with every flood is not. What
-    is resident after one flood varies by tens of MB. So medians are compared: that of the second half of the floods may
-    exceed that of the first half by a quarter of what the first half added, or by `SLACK`, whichever is more.
+    is resident after one flood varies by tens of MB, so the medians of both halves are compared. The second may exceed
+    the first by a quarter of what the first half added, or by `SLACK` if that is more. So steady growth of less than
+    4 MB per flood is not noticed.
     """
     found = {each["part"]: each["superlink_mb"] for each in lines if each["part"] in FLOODS}
     if len(found) < len(FLOODS):
@@ -231,6 +232,7 @@ def page(record: Path) -> Path:
         f"- θ after {summary['rounds']} rounds has the bits of the simulator with the replies that counted: "
         f"**{'yes' if summary['theta_equal'] else 'no'}**. {_missed(lines, summary)}\n"
         f"{_twin(summary)}"
+        f"{_stored(lines)}"
         f"- Memory in MB, before and after: SuperLink {before['superlink']} and {after['superlink']}, executor "
         f"{before['executor']} and {after['executor']}, nginx {before['nginx']} and {after['nginx']}.\n"
         f"- Restarts of processes: {summary['restarts'] or 'none'}. Processes left after the end: "
@@ -260,6 +262,19 @@ def _twin(summary: dict[str, Any]) -> str:
         f"{summary['twin_rounds']} rounds: **{'yes' if summary['twin_equal'] else 'no'}**. It is compared at the last "
         "attack before which no reply was lost.\n"
     )
+
+
+def _stored(lines: list[dict[str, Any]]) -> str:
+    """Return the item about floods: how much may be stored in a round, and how much the largest flood stored."""
+    floods = [each for each in lines if each.get("part") in FLOODS]
+    if not floods:
+        return ""
+    limit, most = floods[0]["limit"], max(int(each["seen"].split()[0].replace(",", "")) for each in floods)
+    text = (
+        "- *storing without end*: a round's budget, and what may pass between two readings of the meter, are "
+        f"{limit:,} bytes. The largest flood stored {most:,} bytes in all its rounds"
+    )
+    return f"{text}{', so none could reach that bound' if most < limit else ''}. Status 503: the budget is used up.\n"
 
 
 def _missed(lines: list[dict[str, Any]], summary: dict[str, Any]) -> str:

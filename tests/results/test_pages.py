@@ -190,6 +190,21 @@ def test_wider_searches():
     assert {own: trials.count(own) for own in first} == dict.fromkeys(first, 16)
 
 
+FILES = "table1", "learned", "wider", "widths-held"
+
+
+def own_settings(config):
+    """The hyperparameters of a configuration's algorithm."""
+    return config[config["algorithm"]]
+
+
+def only_settings(path, own):
+    """The one set of hyperparameters that a ledger has of a system."""
+    found = [own_settings(config) for config, _ in read(path) if system(config) == own]
+    assert all(settings == found[0] for settings in found)
+    return found[0]
+
+
 def test_the_two_choices_of_widths():
     """Every row of the second table, on validation rows of the same four partitions."""
     folder = RESULTS / "wider"
@@ -211,7 +226,15 @@ def test_the_two_choices_of_widths():
     assert [json.loads(line)["facts"]["split"] for lines in published for line in lines] == ["val"] * 32
     lines = (folder / "widths-held-search.jsonl").read_text(encoding="utf-8").splitlines()
     searched = [json.loads(json.loads(line)["identity"])[0] for line in lines]
-    assert {config[config["algorithm"]]["prior_std"] for config in searched} == {"fixed"}
+    assert {own_settings(config)["prior_std"] for config in searched} == {"fixed"}
+    assert {own_settings(config)["posterior_std"] for config in searched} == {"sgd"}
+    personal = {"personal_epochs", "personal_lr"}  # scored by option: a search's configurations have the defaults
+    for own in names.values():
+        first, learned, wider, held = (only_settings(folder / "validation" / f"{name}.jsonl", own) for name in FILES)
+        assert {name for name, _ in first.items() ^ learned.items()} == {"prior_std", "posterior_std"}
+        assert wider == only_settings(folder / "cells.jsonl", own)
+        tried = [own_settings(config) for config in searched if system(config) == own]
+        assert any({name for name, _ in held.items() ^ trial.items()} <= personal for trial in tried)
     trials = [system(config) for config in searched if config["seed"] == 105]
     assert {own: trials.count(own) for own in names.values()} == dict.fromkeys(names.values(), 16)
 
