@@ -1,11 +1,12 @@
 """The contract of an algorithm: vector mathematics for one client, and a merge on the server.
 
 An algorithm is a frozen dataclass of hyperparameters with pure methods over `dict[str, Tensor]` of flat vectors [d].
-No method has a client axis: the engine adds it with `torch.vmap`. Messages are exactly `shared` and `update`.
+No method has a client axis: the engine adds it with `torch.vmap`. Messages are exactly `shared` and `update`. Label
+counts are never sent.
 
     shared   state of the server, sent to clients    kept    state of a client between rounds, never sent
     carry    state from step to step of a client     update  state that a client sends back
-    site     constants of a client, in no update     theta   shared state that is scored and personalised
+    site     constants of a client: n, label counts  theta   shared state that is scored and personalised
 
 A round:   shared ──begin──▶ carry ──step…──▶ carry ──end──▶ update, kept;   mean of updates ──merge──▶ shared
 A client:  shared ──personal──▶ carry ──personal_step…──▶ carry ──own_model──▶ a distribution over weights
@@ -42,7 +43,11 @@ State = dict[str, Tensor]
 
 
 class Site(NamedTuple):
-    """Constants of a client, which no update holds. A site of a real federation reports `n` beside its update."""
+    """Constants of a client. Label counts are never sent.
+
+    A site of a real federation reports `n` beside its update. With `weights=samples`, SCAFFOLD and `drift=control` send
+    1/n in the update.
+    """
 
     n: Tensor  # number of training samples, []
     counts: Tensor  # number of training samples of each class, [classes]
@@ -102,8 +107,8 @@ def needs_second_derivative(instead: str) -> Iterator[None]:
         if missing is None:
             raise
         raise InputError(
-            f"This model cannot be derived twice: torch has no derivative of {missing[1]}. Use {instead}, or other "
-            "operations of torch in its place."
+            f"This model has no second derivative: torch cannot differentiate {missing[1]} twice. Use {instead}, or "
+            "other operations of torch in its place."
         ) from error
 
 
@@ -157,7 +162,7 @@ class Algorithm:
     server_momentum_of: ClassVar[tuple[str, ...]] = ("mean", "body")  # what `server_momentum` moves of `shared`
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse an algorithm that overrides a hook by a name of before, which the engine would never call."""
+        """Refuse an algorithm that overrides a hook by its name in earlier versions, which the engine never calls."""
         super().__init_subclass__(**options)
         for old in _FORMER_HOOKS.keys() & vars(cls).keys():
             raise TypeError(f"{cls.__name__} defines '{old}'; this hook is called '{_FORMER_HOOKS[old]}' now.")

@@ -17,11 +17,12 @@ Number = float | Tensor
 def batch_fraction(batch: Batch, n: Tensor) -> Tensor:
     """Return |B|/min(b, n), [], the part of a whole minibatch: b is the batch size, n the number of samples.
 
-    An epoch cuts n = qb + r samples into q batches of b and a last one of r. With steps of η for all, a sample of the
-    last one counts b/r times in Σ η ∇L_B, L_B = mean of B + (λ/n) KL (n = 101, b = 50: one sample as much as fifty
-    others). A mean of r also has b/r times the variance and more curvature: at an η that suits b, that step explodes.
-    With η|B|/b each sample counts once: Σ_B η(|B|/b) ∇L_B = η(n/b) ∇[mean of all n + (λ/n) KL] at one φ. The fraction
-    is exactly 1 for every whole minibatch, which includes that of a client with n ≤ b.
+    An epoch cuts n = qb + r samples into q batches of b and a last one of r. Let L_B be the mean over a batch B plus
+    (λ/n) KL. If all steps were η, each sample of the last batch would count b/r times: with n = 101 and b = 50, one
+    sample counts as much as fifty others. The mean of only r samples also varies more and has more curvature, so that
+    its step explodes at an η that suits b. With steps of η|B|/b each sample counts once: at one φ,
+    Σ_B η(|B|/b) ∇L_B = η(n/b) ∇[mean of all n + (λ/n) KL]. The fraction is exactly 1 for every whole minibatch, which
+    includes that of a client with n ≤ b.
     """
     return batch.mask.sum(-1) / n.clamp(1, batch.mask.shape[-1])
 

@@ -7,7 +7,6 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from ..accel import own_process
 from ..engine import processes
@@ -15,11 +14,12 @@ from ..errors import InputError, TrainingError
 from ..version import __version__, code
 from . import about, bench, compare, data, demo, doctor, federation, reproduce, serve, train, tune, use
 from .console import print_error
+from .options import Command, Group
 
 UsageError: Any = typer.BadParameter.__base__  # click's, wherever typer has it from
 
 
-class Program(TyperGroup):
+class Program(Group):
     """The group of commands. It prints an error that a person can cause as one paragraph, with exit code 2."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
@@ -106,7 +106,7 @@ COMMANDS = {
 }
 for panel, commands in COMMANDS.items():
     for function in commands:
-        app.command(rich_help_panel=panel)(function)
+        app.command(cls=Command, rich_help_panel=panel)(function)
 app.add_typer(data.app, name="data", rich_help_panel="Inspect")
 app.add_typer(federation.app, name="federation", rich_help_panel="Train")
 

@@ -46,9 +46,10 @@ def compare(
     crash.
     With --eval-every N the page and table.json also have accuracy per round, with 95% bands over three seeds or more.
 
-    An algorithm's hyperparameters are those of its own table in --config or --preset, or `--set ALGORITHM.NAME=VALUE`;
-    --lr is for all of them. The folder gets table.md, table.csv, table.json, clients.csv, report.html and cells.jsonl.
-    If the clients are the same with every seed, benefits.csv and the page's "Who benefits?" have each of them once.
+    Each algorithm takes its hyperparameters from its own table in --config or --preset, and from `--set
+    ALGORITHM.NAME=VALUE`; --lr is for all algorithms. The folder gets table.md, table.csv, table.json, clients.csv,
+    report.html and cells.jsonl. If the clients are the same with every seed, benefits.csv and the page's "Who
+    benefits?" have each of them once.
 
     Examples:
     - `fedabml compare --algorithms fedabml,fedavg-ft,local --dataset digits-few --clients 40
@@ -62,8 +63,8 @@ def compare(
         seeds (N|A,B,C): How many seeds (0, 1, ...), or which: 5,6,7 (one alone: 5,). A seed decides partition and run.
             [default: 5]
         out: Folder of the comparison. [default: runs/DATASET-comparison]
-        resume: Resume the comparison in --out, or extend it by algorithms and seeds: the table has old and new.
-            Without --resume a folder accepts only the same algorithms and seeds, and prints their table again.
+        resume: Resume the comparison in --out, or add algorithms and seeds to it. Without --resume, a folder accepts
+            only its own algorithms and seeds, and prints their table again.
     """
     from ..experiments.compare import Request, configs
     from ..experiments.functions import compare as run
@@ -114,7 +115,7 @@ def parse_algorithms(text: str) -> list[str]:
 
     words = [named(word) for word in split_words(text)]
     if "all" in words and len(words) > 1:
-        raise InputError(f"--algorithms all stands alone, because it names every algorithm; it is '{text}'.")
+        raise InputError(f"--algorithms is '{text}', but all already names every algorithm. Give all alone, or names.")
     return list(names("algorithm")) if words == ["all"] else words
 
 

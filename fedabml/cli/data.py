@@ -13,13 +13,15 @@ from ..errors import InputError, nearest
 from ..runs.config import RunConfig, is_table, names, saved_config
 from .console import downloads, print_line, print_paragraph, table
 from .doctor import client_sizes
-from .options import DATA, Config, command, file_keys, run_flags
+from .options import DATA, Command, Config, Group, command, file_keys, run_flags
 
 if TYPE_CHECKING:
     from ..data import Federation
 
 app = typer.Typer(
-    no_args_is_help=True, help="List datasets, download them, and inspect how data are divided among clients."
+    cls=Group,
+    no_args_is_help=True,
+    help="List datasets, download them, and inspect how data are divided among clients.",
 )
 COLUMNS = 4  # of a table, side by side for the first clients
 FOLDER = {DATA: ("data_dir",)}
@@ -35,7 +37,7 @@ SCHEMA = ("target_column", "drop_columns", "id_column", "date_columns", "task", 
 NO_SITE = (*(key for key in DIVISION[DATA] if key not in (*SCHEMA, "seed", "data_dir")), "out")
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 @command(FOLDER)
 def list_datasets(ctx: typer.Context) -> None:
     """List the datasets, and show which of them are on this machine.
@@ -54,7 +56,7 @@ def list_datasets(ctx: typer.Context) -> None:
     table(("name", "classes", "training", "test", "image", "where"), rows)
 
 
-@app.command()
+@app.command(cls=Command)
 @command(FOLDER, name=names("dataset"))
 def get(ctx: typer.Context, name: list[str] | None = None, *, config: Config = None) -> None:
     """Download datasets from their official sources, and verify their checksums. A broken download is resumed.
@@ -82,7 +84,7 @@ def get(ctx: typer.Context, name: list[str] | None = None, *, config: Config = N
         print_line(f"{dataset}: {location(dataset, data_dir)}")
 
 
-@app.command()
+@app.command(cls=Command)
 @command(DIVISION)
 def inspect(
     ctx: typer.Context,

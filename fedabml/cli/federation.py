@@ -15,9 +15,10 @@ from ..errors import InputError
 from ..runs.config import names, parse_set
 from .console import print_line, print_paragraph
 from .federation_personalize import personalize
-from .options import command
+from .options import Command, Group, command
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     help="Train between real parties, over Flower. First `init` and `up` at the operator, then `join` at every site.",
@@ -25,7 +26,7 @@ app = typer.Typer(
 _BAD = ("failed", "gave up")  # states that need the operator's attention
 
 
-@app.command()
+@app.command(cls=Command)
 @command(algorithm=names("algorithm"), model=names("model"))
 def init(
     folder: Path,
@@ -111,7 +112,7 @@ def init(
     print_line(f"next       fedabml federation up {folder}")
 
 
-@app.command()
+@app.command(cls=Command)
 @command()
 def up(folder: Path, *, sites: str = "", foreground: bool = False) -> None:
     """Start a federation: the server, the proxy, a run, and the sites whose data are on this machine.
@@ -135,7 +136,7 @@ def up(folder: Path, *, sites: str = "", foreground: bool = False) -> None:
         print_line(f"running    fedabml federation status {folder} --watch")
 
 
-@app.command()
+@app.command(cls=Command)
 @command()
 def join(
     archive: Path, *, data: Path, folder: Path | None = None, no_start: bool = False, foreground: bool = False
@@ -167,7 +168,7 @@ def join(
         print_line(f"later      fedabml federation personalize {_short(site.path)}")
 
 
-@app.command()
+@app.command(cls=Command)
 @command()
 def status(
     folder: Path, *, watch: bool = False, every: float = 2.0, json: bool = False, page: Path | None = None
@@ -200,7 +201,7 @@ def status(
         raise typer.Exit(1)
 
 
-@app.command()
+@app.command(cls=Command)
 @command()
 def resume(folder: Path, *, from_round: int | None = None, foreground: bool = False) -> None:
     """Start a federation or a site again: after `down`, after a crash of the machine, or after it has given up.
@@ -214,7 +215,7 @@ def resume(folder: Path, *, from_round: int | None = None, foreground: bool = Fa
 
     Flags:
         folder (DIR): The operator's folder, or a site's.
-        from_round (N): Go back to the state after this round. If there is none, the error lists those there are.
+        from_round (N): Go back to the state after this round. If it was not kept, the error lists the rounds that were.
         foreground: Stay in the foreground, as systemd requires. Ctrl-C ends all processes.
     """
     from ..federation import operate
@@ -224,7 +225,7 @@ def resume(folder: Path, *, from_round: int | None = None, foreground: bool = Fa
         print_line(f"running    fedabml federation status {folder} --watch")
 
 
-@app.command()
+@app.command(cls=Command)
 @command()
 def down(folder: Path) -> None:
     """End all processes of a federation or a site on this machine. Training can continue with `resume`.
@@ -240,7 +241,7 @@ def down(folder: Path) -> None:
     print_line(f"stopped    to go on: fedabml federation resume {folder}")
 
 
-@app.command("add-site")
+@app.command("add-site", cls=Command)
 @command()
 def add_site(folder: Path, name: str) -> None:
     """Add a site to a federation and write the archive with which the site joins. The federation may be running.
@@ -254,7 +255,7 @@ def add_site(folder: Path, name: str) -> None:
     print_line(f"archive    {_changes().add_site(folder, name)}")
 
 
-@app.command("remove-site")
+@app.command("remove-site", cls=Command)
 @command()
 def remove_site(folder: Path, name: str) -> None:
     """Remove a site from a federation, which may be running. The server then refuses the site's key.
@@ -273,7 +274,7 @@ def remove_site(folder: Path, name: str) -> None:
         print_paragraph(f"Its processes on this machine end with the next start: fedabml federation resume {folder}")
 
 
-@app.command()
+@app.command(cls=Command)
 @command()
 def renew(folder: Path) -> None:
     """Renew the server's certificate for the host in federation.toml. Sites need no new archives.
@@ -317,4 +318,4 @@ def _short(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-app.command()(personalize)
+app.command(cls=Command)(personalize)

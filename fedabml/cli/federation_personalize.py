@@ -36,7 +36,7 @@ def personalize(
         folder (DIR): The site's folder.
         out (FILE): File for the site's posterior.
         compare: Show whether the prior, the posterior or training alone is best for the site on the rows held out.
-            [default: with --validation, if 10 rows or more are held out and it takes seconds]
+            [default: with --validation, if at least 10 rows are held out and the comparison is quick]
         newcomer: Begin like a site that never trained, without the state that this site keeps.
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_origin
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from ..errors import InputError, nearest
 from ..files.user_code import is_user_code
@@ -45,14 +46,36 @@ _ALIASES = {"dtype": ("--precision",), "quiet": ("-q",)}  # further names of fla
 _ALIKE = {"device", "data_dir", "seed"}  # keys of a run that mean the same for every command
 _CODE = {"algorithm", "algorithms", "model"}  # flags that may name a user's own code
 _FILE = "fedabml.runs.config"  # key of a command's context for the content of its TOML file
-_ENTRY = re.compile(r"(\w+)(?: \((\S+)\))?: (.+?)(?: \[default: (.+)\])?")
+_ENTRY = re.compile(r"(\w+)(?: \((\S+)\))?: (.+)")
+
+
+class _PlainSwitches:
+    """Shows switches, such as --help, without a type in the help."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = " "
+        return params
+
+
+class Command(_PlainSwitches, TyperCommand):
+    """The class of a command."""
+
+
+class Group(_PlainSwitches, TyperGroup):
+    """The class of a group of commands."""
 
 
 def _described(text: str) -> dict[str, dict[str, Any]]:
     """Return the keywords of `typer.Option` in entries such as `name (METAVAR): help [default: text]`, by name."""
     entries = [" ".join(entry.split()) for entry in re.split(r"\n(?! )", textwrap.dedent(text))]
     matches = [match.groups() for entry in entries if (match := _ENTRY.fullmatch(entry))]
-    return {name: {"metavar": m, "help": help, "show_default": default or True} for name, m, help, default in matches}
+    return {
+        name: {"metavar": metavar, "help": help, "show_default": "[default: " not in help}  # which typer would repeat
+        for name, metavar, help in matches
+    }
 
 
 def completion(words: Sequence[str]) -> Callable[[str], list[str]]:
@@ -141,7 +164,7 @@ def _flag(name: str, kind: Any, default: Any, metavar: str | None = None, **more
     word = f" /--no-{flag}" if kind is bool and default else f"--{flag}"
     if kind == bool | None:
         word += f"/--no-{flag}"
-    return typer.Option(word, *_ALIASES.get(name, ()), metavar=" " if "bool" in str(kind) else metavar, **more)
+    return typer.Option(word, *_ALIASES.get(name, ()), metavar=metavar, **more)
 
 
 def _run_flag(name: str, panel: str) -> Any:

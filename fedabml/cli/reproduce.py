@@ -69,12 +69,12 @@ def reproduce(
         trials (N): tuned: trials of every algorithm. [default: 16; quick: 2]
         grid (NAME=A,B,C): tuned: search these values (of one algorithm: fedprox.mu=0.1,1) and no others, as `fedabml
             tune` does; an algorithm that it does not name has its own search. Repeatable.
-        search_seed (N): tuned: the seed and partition of the searches. It and the next seed, which confirms the
-            winner, must not be among --seeds. [default: 100]
+        search_seed (N): tuned: the seed and partition of the searches. --seeds must contain neither this seed nor the
+            next, which confirms the winner. [default: 100]
         chosen (FILE): tuned: a tuned.toml of `fedabml tune`. Its algorithms are not searched again. Repeatable.
         out: Folder of the results. [default: runs/EXPERIMENT-PROTOCOL[-quick]]
-        part (I/N): Run only the I-th of N shares of the cells, beside the others in the same --out; the same command
-            without --part then runs the rest and draws the whole. tuned: searches must have ended, or give --chosen.
+        part (I/N): Run only the I-th of N shares of the cells. All shares have the same --out. The same command without
+            --part then runs the rest and draws the whole. tuned: only after the searches, or with --chosen.
         so_far: Run nothing: draw what is finished, and name what is not.
         device (WORD): auto, cpu, cuda or cuda:1.
         dtype (WORD): float32, tf32, bf16 or float64.

@@ -49,8 +49,8 @@ def serve(
     The service listens on this machine only. Another --host needs a token, in a file or in the environment variable
     FEDABML_TOKEN; requests send it in the header `Authorization: Bearer TOKEN`. Put a proxy with TLS in front of it.
 
-    A newer posterior is taken from the same file, without losing a request: at POST /reload with the token, or with
-    --watch.
+    To use a newer posterior, replace the file and call POST /reload with the token, or start with --watch. No request
+    is lost.
 
     Example: `fedabml serve posterior.safetensors --port 8000`
 

@@ -49,20 +49,19 @@ def tune(
     """Tune algorithms on validation data, each with the same budget, and write the best settings to tuned.toml.
 
     Test data are never read. Every algorithm declares the values to search for each of its hyperparameters; those of
-    lr, personal_epochs and personal_lr are the same for all. A search begins with the given setting, moves further away
-    from it with every trial, and ends with the proposals of Optuna's TPE. Hyperparameters from `--set
-    ALGORITHM.NAME=VALUE`, --lr or a table in --config are fixed and not searched; a --preset is only where the search
-    starts. On every trained federation a grid of personal epochs and step sizes is scored, which may take longer than
-    the training: `--set fedavg-ft.personal_epochs=5` fixes the epochs. `--grid lr=0.01,0.1` searches these values only,
-    in all combinations with those of further --grid; `--grid lr=0.001..3` changes one range and searches the rest as
-    before.
+    lr, personal_epochs and personal_lr are the same for all. The trials of the first batch lie around the given
+    setting, each further away. Optuna's TPE proposes the rest. Hyperparameters from `--set ALGORITHM.NAME=VALUE`, --lr
+    or a table in --config are fixed and not searched; a --preset is only where the search starts. On every trained
+    federation a grid of personal epochs and step sizes is scored, which may take longer than the training: `--set
+    fedavg-ft.personal_epochs=5` fixes the epochs. `--grid lr=0.01,0.1` searches these values only, in all combinations
+    with those of further --grid; `--grid lr=0.001..3` changes one range and searches the rest as before.
 
     The best trial is confirmed before it is written: it is trained on one more seed, with validation data held out and
     with all training data. If it diverges or becomes clearly worse there, it is refused, and the next best is tried.
     Where a chosen value lies at an end of its range, a warning names the flag that searches further.
 
     The folder gets tuned.toml, trials.csv and cells.jsonl. A trained federation is never trained again: call the same
-    command after Ctrl-C or a crash. It needs Optuna: `pip install 'fedabml[tune]'`.
+    command after Ctrl-C or a crash. The command needs Optuna: `pip install 'fedabml[tune]'`.
 
     Examples:
     - `fedabml tune --algorithms fedabml,fedavg-ft,local --dataset digits-few --clients 40

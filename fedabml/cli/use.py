@@ -54,8 +54,8 @@ def evaluate(
 ) -> None:
     """Personalise every client of a finished run again, and score it.
 
-    The command rebuilds the data from the run's configuration and checks that they are the same. A run with held-out
-    validation data was scored on those; once all choices are made, `--split test` gives the result to report.
+    The command rebuilds the data from the run's configuration and checks that they are the same. If the run held out
+    validation data, the clients are scored on those. Once all choices are made, `--split test` scores test data.
 
     Example: `fedabml evaluate runs/digits-few-fedabml-0 --epochs 10`
 
@@ -178,7 +178,7 @@ def personalize(
         out: File for the client's posterior.
         id_column (NAME): Table column of identifiers, which predictions carry. [default: as in training]
         compare: Say whether the prior, the posterior or training alone serves the client best on the rows held out.
-            [default: with --validation, if 10 rows or more are held out and it takes seconds]
+            [default: with --validation, if at least 10 rows are held out and the comparison is quick]
         seed: Seed of shuffles and weight samples.
         device: auto, cpu or cuda.
     """
@@ -383,22 +383,24 @@ def predict(
 ) -> None:
     """Predict with a client's posterior, and report the uncertainty of each prediction.
 
-    For classification the CSV has these columns: the label; a probability per class; the entropy in nats; the mutual
-    information, which is the part of the entropy that is due to the weights; and the surprise, if the client's own
-    label frequencies weigh its predictions (the label level). The mutual information is often high for inputs unlike
-    the client's data. The surprise is above 0 for inputs that look like other clients' data. For regression the columns
-    are mean, std and model_std, all in the target's own unit, and for a transformed target also the median. --quantiles
-    adds a column for each level, such as q_0.9.
+    The CSV has a row per input, with these columns:
+    - label, and p_CLASS for each class: the predicted class, and the probabilities
+    - entropy: uncertainty in nats
+    - mutual_information: the part of the entropy that is due to the weights; often high for inputs unlike the client's
+    - surprise, with the label level: above 0, the input resembles other clients' data more than this client's
+    - mean, std, model_std and, for a transformed target, median: for a regression, in the target's own unit
+    - q_0.9 and so on: for a regression, the levels of --quantiles
 
-    A value far outside its range can still look certain. So the rows of a table, and vectors of at most 64 numbers,
-    have three further columns: alarm, whether the input is unlike the data of all sites; score, how unusual it is,
-    where more than 1 is an alarm; and flags, which name columns with unusual values. The client alone decides what is
-    usual for vectors, and where the prior is that of a deployed federation, which holds no ranges of columns. A
-    posterior made with --validation has limits of its own client. It adds set, the classes that contain the truth with
-    the stated coverage (for regression low and high); and distance, to the client's training data in the last hidden
-    layer. Where classes are predicted from other inputs, such as images, strangeness raises alarms, too. It is about 1
-    for usual inputs. It adds up the entropy, the angle between the features and those of the client's own classes, and,
-    for a network with convolutions, the distances of its feature maps. --report shows the rows with an alarm on a page.
+    A value far outside its range can still look certain. So there are checks, for tables and short vectors always, for
+    other inputs with `personalize --validation`:
+    - alarm: yes if the input is unlike usual data
+    - score: how unusual the input is; above 1 is an alarm
+    - flags: the columns with unusual values
+    - set (regression: low, high): with --validation; contains the truth with the stated coverage
+    - distance: with --validation; how far the input lies from the client's training data in the last hidden layer
+    - strangeness: for images and other inputs without columns; usual inputs have about 1
+
+    --report shows the rows with an alarm on a page. See docs/guide.md, "Trust at a site".
 
     A class name that a spreadsheet would run as a formula begins with an apostrophe.
 
@@ -406,7 +408,7 @@ def predict(
 
     Flags:
         posterior (POSTERIOR): A file that `fedabml personalize` wrote.
-        data: Inputs: an .npz with x, or a table or a folder of images if the prior was trained on such.
+        data: Inputs: an .npz with x. If the prior was trained on a table or on folders of images: such a one.
         out: CSV file to write, with one row per input.
         report (HTML): Page to write, with the rows that have an alarm, and what raised it.
         id_column (NAME): Table column of identifiers to carry into the CSV. [default: as in training]

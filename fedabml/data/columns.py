@@ -152,8 +152,8 @@ def _refuse_spoiled(texts: pd.Series, name: str) -> None:
         stray = texts[~parsed(texts)]
         which = f", but '{stray.iloc[0]}' in row {stray.index[0] + 1} is none" if len(stray) else ", written as text"
         raise InputError(
-            f"Column '{name}': {numeric.sum()} of {len(texts)} values are numbers{which}. Mend or empty such values, "
-            "or leave the column out."
+            f"Column '{name}': {numeric.sum()} of {len(texts)} values are numbers{which}. Correct or empty such "
+            "values, or leave the column out."
         )
 
 
@@ -164,7 +164,9 @@ def numbers(column: pd.Series, name: str) -> np.ndarray:
     for row in np.flatnonzero(np.isnan(values) & column.notna().to_numpy()):
         raise InputError(f"Column '{name}' has {column.iloc[row]!r} in row {row + 1}, where a number is needed.")
     for row in np.flatnonzero(np.abs(values) > np.finfo(np.float32).max):  # infinity is
-        raise InputError(f"Column '{name}' has an infinite (or far too large) number in row {row + 1}. Mend it first.")
+        raise InputError(
+            f"Column '{name}' has an infinite (or far too large) number in row {row + 1}. Correct the value."
+        )
     return values
 
 

@@ -89,7 +89,9 @@ def profile_columns(frame: pd.DataFrame, options: TableOptions, owners: Rows) ->
         if use == "ID" or (counted and total.different > MAX_CATEGORIES):  # a page names no person
             total, *per_client = (replace(counts, commonest="") for counts in (total, *per_client))
         if use in ("feature", "target") and kind == "words" and not problem and total.different > MAX_CATEGORIES:
-            problem = f"Column '{name}' has {total.different} different words: an identifier or free text, it seems."
+            problem = (
+                f"Column '{name}' has {total.different} different words. It looks like an identifier or free text."
+            )
         if use == "target" and not problem:
             problem = _task_problem(column, name, options.task)
         profiles.append(ColumnProfile(name, use, kind, total, tuple(per_client), problem))

@@ -66,7 +66,7 @@ class TableRecipe:
     target: str
     task: str
     class_names: tuple[str, ...] = ()
-    ranges: Ranges | None = None  # what the columns usually hold, over all sites; recipes of before have none
+    ranges: Ranges | None = None  # what the columns usually hold, over all sites; recipes of earlier versions have none
     dates: Mapping[str, bool] = field(default_factory=dict)  # columns of dates, whose parts are numeric; with times?
     id: str | None = None  # the column of identifiers, which predictions carry
 
@@ -122,8 +122,8 @@ class TableRecipe:
             categories[name] = tuple(value for value, count in counts.items() if count >= LEAST)
             if len(counts) > MAX_CATEGORIES:
                 raise InputError(
-                    f"Column '{name}' has {len(counts)} different words: an identifier or free text, it "
-                    f"seems. Name an identifier in --id-column (in Python id='{name}'), leave the column out "
+                    f"Column '{name}' has {len(counts)} different words. It looks like an identifier or free text. "
+                    f"Name an identifier in --id-column (in Python id='{name}'), leave the column out "
                     f"(--drop-columns, drop=['{name}']), or turn it into numbers or at most {MAX_CATEGORIES} "
                     "categories."
                 )

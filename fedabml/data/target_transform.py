@@ -57,7 +57,7 @@ class TargetTransform:
                 "a log or Box-Cox transform needs targets above 0" if self.powers else "a positive target is 0 or more"
             )
             raise InputError(
-                f"{describe(row)} has the target {y[row].min():g}, but {need}. Mend the value. In train, compare "
+                f"{describe(row)} has the target {y[row].min():g}, but {need}. Correct the value. In train, compare "
                 "and tune you may also leave the transform (--target-transform, --positive-target) out."
             )
 

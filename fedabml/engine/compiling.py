@@ -56,8 +56,8 @@ def decide(
 ) -> str | None:
     """Decide whether the rounds after the first `rounds_done` of runs side by side are compiled; return a note if so.
 
-    All processes of the run decide alike. Where steps are not compiled, the executors are told so; where they are, the
-    caller tells them, when nothing runs on the device any more.
+    All processes of the run decide alike. If steps are not to be compiled, this function says so to the executors. If
+    they are, the caller does, once nothing runs on the device any more.
     """
     cohort, executors = cohorts[0], [member.executor for member in cohorts]
     if not executors[0].undecided:

@@ -30,9 +30,7 @@ from ..errors import InputError
 SHARES = tuple(10 ** (k / 10) for k in range(-20, 1))  # ρ of the grid: 0.01 to 1
 SPREADS = tuple(0.5 * 2**k for k in range(6))  # τ of the grid: 0.5 to 16 classes
 ALPHAS = tuple(10 ** (k / 10) for k in range(-30, 21))  # α of the grid: 0.001 to 100
-FLOOR = (
-    1e-3  # probability that a client's next label follows no rule: without it one new class has an NLL without bound
-)
+FLOOR = 1e-3  # chance of a label that follows no rule; without it a new class has infinite NLL
 MOST_CLIENTS = 1000  # whose evidence is summed; of more clients, so many at equal distances
 
 

@@ -320,8 +320,8 @@ def agree(world: World, config: dict[str, Any], chunk: int) -> int:
     for rank, row in enumerate(table[:, :-1].tolist()):
         if differ := [name for name, other in zip(names, row, strict=True) if other]:
             raise InputError(
-                f"Process {rank} has not the same run as process 0: {', '.join(differ)} differ. Start all of them with "
-                "the same command, the same version of fedabml and the same data."
+                f"Process {rank} differs from process 0 in {', '.join(differ)}. Start all processes with the same "
+                "command, the same version of fedabml and the same data."
             )
     return int(table[:, -1].min())
 

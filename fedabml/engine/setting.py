@@ -121,7 +121,7 @@ class Cohort:
     """The clients of one run at one place: a setting, its data and network on the device, and an executor.
 
     The samples may lie among those of other federations, in `data`; `first` is then the number of the first one.
-    `noise`, if known, is how the weights' noise enters the loss. `client` has the functions that let clients work.
+    `noise`, if known, is how the weights' noise enters the loss. The functions of `engine/client.py` let clients work.
     """
 
     def __init__(

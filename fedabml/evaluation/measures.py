@@ -282,7 +282,7 @@ def in_words(measure: Measure, summary: Mapping[str, Any]) -> Measure:
 
 
 def key_of_large(key: str, summary: Mapping[str, Any]) -> str:
-    """Return the key of a measure in a summary without the clients of few rows: `*_large` in summaries of before."""
+    """Return the key of a measure without the clients of few rows: `*_large` in summaries of earlier versions."""
     return f"{key}_large" if f"{key}_large" in summary else key
 
 

@@ -3,4 +3,4 @@
 from ..accel import threads_sleep_while_waiting
 
 with threads_sleep_while_waiting():
-    import torch  # noqa: F401  whoever imports a module of this package first
+    import torch  # noqa: F401  here, because any module of this package may be imported first

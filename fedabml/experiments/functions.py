@@ -188,7 +188,7 @@ def tune(
     study = PLAIN if fed is None else _study_of(fed)
     if isinstance(config, RunConfig):
         if options or model is not None:
-            raise InputError("A RunConfig stands alone: give no model or options beside it.")
+            raise InputError("Give a RunConfig, or a model and options, not both.")
         plan = config
     else:
         for name in options.keys() & {*OWN, "eval_every"}:

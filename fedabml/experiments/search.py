@@ -280,14 +280,14 @@ def measured(summary: Table, measure: str) -> float | None:
 
 
 def _base(summaries: Sequence[Table], measure: str) -> tuple[float | None, float | None]:
-    """Return the base rate's measure and NLL, mean over seeds; None where cells of before lack them."""
+    """Return the base rate's measure and NLL, mean over seeds; None where cells of earlier versions lack them."""
     means = [_mean([measured(summary, f"base_{key}") for summary in summaries]) for key in (measure, "nll")]
     value, nll = (None if math.isnan(mean) else mean for mean in means)
     return value, nll
 
 
 def _mean(values: Sequence[float | None]) -> float:
-    """Return the mean; NaN where a measure is not defined (an AUROC of one class) or missing (in cells of before)."""
+    """Return the mean; NaN where a measure is not defined (an AUROC of one class), or missing in an older cell."""
     return math.nan if None in values else statistics.fmean(value for value in values if value is not None)
 
 

@@ -7,9 +7,10 @@ seeds its variance may be small by luck. So a difference counts when *both* hold
 come from a few clients (a paired t-test over clients). Both rejecting is a test of the same level. Student's rather
 than Wilcoxon's, because the table ranks by means, and so must the test.
 
-Holm's correction is for the number of rivals. That the best is chosen by the same data it does not undo: in simulated
-tables of equal methods (five seeds, 40 clients, training noise of a third to one of the clients' deviation) some rival
-was found different in 5 to 7 % of tables with 3 methods, 8 % with 5, 13 % with 15, where 5 % are meant.
+Holm's correction is for the number of rivals. It does not correct for the choice of the best method by the same data.
+Simulated tables of equal methods show its size, where 5 % are meant: some rival was found different in 5 to 7 % of
+tables with 3 methods, 8 % with 5, 13 % with 15. They had five seeds, 40 clients, and training noise of a third to one
+of the clients' deviation.
 """
 
 from __future__ import annotations

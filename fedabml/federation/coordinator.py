@@ -184,7 +184,7 @@ class Coordinator:
         else:
             state = self._merged(collection.valid, clients)
             if check_update(state.shared, self.limits, shared) or check_update(state.average, self.limits, shared):
-                state, reason = None, "the merged state is not finite or beyond all bounds"
+                state, reason = None, "the merged state is not finite, or its numbers are too large"
         times.append(time.perf_counter())
         line = self._line(number, attempt, drawn, orders, collection, times)
         if state is None:

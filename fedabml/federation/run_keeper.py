@@ -113,7 +113,7 @@ class RunKeeper:
             self.run.state = "failed"
             self.run.message = (
                 f"{self.run.failures} runs in a row ended without finishing a round ({clean(state)}). Read "
-                f"'{self.folder.run}/executor.log', mend the cause, and run `fedabml federation resume`."
+                f"'{self.folder.run}/executor.log', remove the cause, and run `fedabml federation resume`."
             )
         self._next = self._clock() + min(60.0, 2.0**self.run.failures - 1)
         self._save()

@@ -199,8 +199,8 @@ class Settings(_Checked):
     )
     round_timeout: float = key(
         600.0,
-        "seconds that a round may take once min_replies sites are there; absent sites are waited for at most a quarter "
-        "of it, and 90 seconds",
+        "seconds that a round may take once min_replies sites are connected; for absent sites the server waits at most "
+        "a quarter of it, and at most 90 seconds",
         1,
         7 * 86400,
     )
@@ -224,8 +224,8 @@ class Settings(_Checked):
     trim: float = key(0.2, "trimmed-mean: share left out at each end; krum: share of sites that may be false", 0, 0.49)
     norm_factor: float = key(
         10_000.0,
-        "refuse a reply that alone would put the state further from the median of the round's replies than this "
-        "multiple of the median distance or change, if three replies or more are valid (0: off)",
+        "refuse a reply that alone would put the state too far from the median of the round's replies: further than "
+        "this multiple of the median distance or change. It needs three valid replies (0: off)",
         0,
         1e9,
     )

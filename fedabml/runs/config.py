@@ -81,7 +81,7 @@ def key(default: Any, doc: str, choices: tuple[str, ...] = ()) -> Any:
 class RunConfig:
     """Everything that decides a run. Every field is a key of the TOML file, and most are flags of `fedabml train`."""
 
-    dataset: str | None = key(None, "dataset by name, see `fedabml data list` (default: digits)")
+    dataset: str | None = key(None, "dataset by name, see `fedabml data list` [default: digits]")
     data: str | None = key(
         None,
         "your own data: a folder with one .npz file or one folder of images per client, or a .csv, .parquet or .xlsx "
@@ -94,12 +94,12 @@ class RunConfig:
     date_columns: str | None = key(None, "table columns of ISO dates to learn from: year, month, weekday, hour")
     split_by: str | None = key(None, "table column of dates or numbers: each client's newest rows are its test rows")
     positive_class: str | None = key(
-        None, "two classes: the one that recall, precision and thresholds are about (default: the second by name)"
+        None, "two classes: the one that recall, precision and thresholds are about [default: the second by name]"
     )
     task: str | None = key(
         None,
-        "classification, regression, multilabel (y of 0 and 1 per label) or sequence (a class per step); default: "
-        "classification or regression, derived from the targets",
+        "classification, regression, multilabel (y of 0 and 1 per label) or sequence (a class per step) [default: "
+        "classification or regression, derived from the targets]",
         TASKS,
     )
     target_transform: str | None = key(
@@ -107,7 +107,7 @@ class RunConfig:
     )
     positive_target: bool = key(False, "regression: neither the target nor an interval is ever below 0")
     test_share: float = key(0.2, "share of each client's table rows kept for testing")
-    image_size: int | None = key(None, "resize a folder's images to N×N pixels (default: all must have one size)")
+    image_size: int | None = key(None, "resize a folder's images to N×N pixels [default: all must have one size]")
     partition: str = key(
         "auto",
         "how a dataset is divided among clients: classes, dirichlet (drawn per class), dirichlet-clients (drawn per "
@@ -118,12 +118,12 @@ class RunConfig:
     classes_per_client: int = key(2, "partition classes: largest number of classes per client")
     distinct: bool = key(False, "partition classes: no client draws the same class twice")
     dirichlet_alpha: float = key(0.5, "partition dirichlet: a small value gives each client few classes")
-    partition_seed: int | None = key(None, "seed of the partition (default: seed)")
+    partition_seed: int | None = key(None, "seed of the partition [default: seed]")
     validation: float = key(0.0, "share of each client's training data held out, to be scored instead of test data")
     split: str = key(
         "auto",
-        "rows to score on: val (those held out), test, or auto, which is val if any are held out and else test; with "
-        "test, each client also calibrates its probabilities on its rows held out",
+        "rows to score on: val (those held out), test, or auto (val if any are held out, else test). With test, each "
+        "client also calibrates its probabilities on its rows held out",
         ("auto", "val", "test"),
     )
     drop_small: bool = key(False, "leave out clients with fewer than two training samples")
@@ -137,11 +137,11 @@ class RunConfig:
     pretrained: str | None = key(None, "a .safetensors file with the network's initial weights")
     train: str | None = key(
         None,
-        "weights to train: all (default), head (the last layer; the others stay as they are) or lora (the head, and "
-        "low-rank changes of the other linear layers)",
+        "weights to train: all, head (the last layer; the others stay as they are) or lora (the head, and low-rank "
+        "changes of the other linear layers) [default: all]",
         TRAINED,
     )
-    lora_rank: int | None = key(None, "train lora: rank r of a layer's change, W + (α/r) B A (default: 8)")
+    lora_rank: int | None = key(None, "train lora: rank r of a layer's change, W + (α/r) B A [default: 8]")
     rounds: int = key(50, "T: rounds of communication")
     participation: float = key(0.1, "τ: share of the clients that take part in a round")
     epochs: int = key(5, "R: passes over a client's data in a round")
@@ -151,7 +151,7 @@ class RunConfig:
     learn_noise: bool = key(True, "learn the noise of a regression")
     noise_by_input: bool = key(False, "regression: the network also predicts the noise of each input")
     class_weights: str | None = key(
-        None, "how much rows of each class count in training: balanced, or numbers such as 1,5 (default: all alike)"
+        None, "how much rows of each class count in training: balanced, or numbers such as 1,5 [default: all alike]"
     )
     seed: int = key(0, "seed of every random number")
     device: str = key("auto", "auto, cpu or cuda")
@@ -160,18 +160,18 @@ class RunConfig:
     )
     backend: str = key("auto", "vmap (clients as one batched program), loop (one by one) or auto", BACKENDS)
     chunk: int | None = key(
-        None, "clients that run at once (default: as many as fit in memory; $FEDABML_PROCESSES processes share a GPU)"
+        None, "clients that run at once [default: as many as fit in memory; $FEDABML_PROCESSES processes share a GPU]"
     )
-    compile: bool | None = key(None, "use torch.compile (auto: on a GPU, once the first rounds show that it pays)")
+    compile: bool | None = key(None, "use torch.compile [default: on a GPU, once the first rounds show that it pays]")
     evaluate: bool = key(True, "personalise and score every client at the end")
     eval_every: int = key(0, "also score the clients every N rounds (0: only at the end)")
-    eval_clients: int | None = key(None, "number of clients scored every eval_every rounds (default: all, up to 10000)")
+    eval_clients: int | None = key(None, "number of clients scored every eval_every rounds [default: all, up to 10000]")
     eval_all: bool = key(True, "score the clients outside eval_clients at the end, too")
     specificity: float | None = key(
         None,
-        "two classes: least share of negative rows without a false alarm at which sensitivity is scored (default: 0.9)",
+        "two classes: sensitivity is scored with false alarms for at most 1 − X of the negative rows [default: 0.9]",
     )
-    data_dir: str | None = key(None, "folder of datasets (default: $FEDABML_DATA, or ~/.cache/fedabml/data)")
+    data_dir: str | None = key(None, "folder of datasets [default: $FEDABML_DATA, or ~/.cache/fedabml/data]")
 
     def __post_init__(self) -> None:
         for f in fields(self):

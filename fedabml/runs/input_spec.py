@@ -310,9 +310,9 @@ class InputSpec:
         The caller adds the file's name to errors.
         """
         if metadata.get("format") not in FORMATS:
-            formats = " and ".join(map(str, FORMATS))
             raise InputError(
-                f"The file has format {metadata.get('format')!r}; this version of fedabml reads {formats}."
+                f"The file has format {metadata.get('format')!r}; this version of fedabml reads formats "
+                f"{FORMATS[0]} to {FORMATS[-1]}. Update fedabml."
             )
         likelihood, norm = likelihoods.from_json(metadata["likelihood"]), group(tensors, "norm")
         network, origin = unpack_network(tensors, metadata, module, likelihood)

@@ -154,7 +154,7 @@ def test_several_processes_get_what_one_gets(tmp_path):
     words = [json.loads((tmp_path / f"errors.{rank}.json").read_text()) for rank in range(2)]
     assert words[0] == words[1] and len(words[0]) == 4
     assert "round 1" in words[0][0] and "client-" in words[0][0] and "Personalising diverged" in words[0][1]
-    assert "Process 1 has not the same run as process 0: seed, weights differ" in words[0][2]
+    assert "Process 1 differs from process 0 in seed, weights." in words[0][2]
     assert "In round 2 process(es) 1 no longer have the server's state" in words[0][3]
 
 
