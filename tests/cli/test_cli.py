@@ -421,6 +421,18 @@ def test_every_flag_is_described():
     assert len(commands) == 29
 
 
+def test_switches_show_no_type_and_defaults_have_one_notation():
+    commands = [typer.main.get_command(app)]
+    for command in commands:
+        commands += getattr(command, "commands", {}).values()
+        params = command.get_params(command.context_class(command, info_name=command.name))
+        switches = [param for param in params if getattr(param, "is_flag", False)]
+        assert "help" in {param.name for param in switches} and {param.metavar for param in switches} == {" "}
+        assert not [param.name for param in params if "(default:" in (param.help or "")]
+        repeated = [param for param in params if "[default: " in (param.help or "") and param.show_default]
+        assert not repeated, command.name
+
+
 @pytest.mark.slow
 def test_a_table_at_a_site_is_one_clients_and_is_never_overwritten(tmp_path, monkeypatch):
     table = pd.DataFrame({"site": ["a", "b"] * 20, "x": np.arange(40) % 7, "y": ["no", "yes", "no", "no"] * 10})
