@@ -281,9 +281,15 @@ def in_words(measure: Measure, summary: Mapping[str, Any]) -> Measure:
     return replace(measure, label=label, name=name, meaning=meaning)
 
 
-def key_of_large(key: str, summary: Mapping[str, Any]) -> str:
-    """Return the key of a measure in a summary without the clients of few rows: `*_large` in summaries of before."""
-    return f"{key}_large" if f"{key}_large" in summary else key
+def in_present_keys(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a summary that was read, in the keys of today.
+
+    Of a measure without the clients of few rows, earlier versions wrote `X_large` beside `X` of all clients. Today they
+    are `X` and `X_all`.
+    """
+    former = {key.removesuffix("_large") for key in summary if key.endswith("_large")}
+    names = {f"{key}_large": key for key in former} | {key: f"{key}_all" for key in former}
+    return {names.get(key, key): value for key, value in summary.items()}
 
 
 def key_of_all(key: str, summary: Mapping[str, Any]) -> str:
@@ -293,7 +299,7 @@ def key_of_all(key: str, summary: Mapping[str, Any]) -> str:
 
 def of_large(key: str, summary: Mapping[str, Any]) -> str:
     """Say which clients count in a measure of a summary: empty where all do, else such as "of 10 rows or more"."""
-    if f"{key}_large" not in summary and f"{key}_all" not in summary:
+    if f"{key}_all" not in summary:
         return ""
     of_class = key != WORST_TENTH and "clients_few_of_class" in summary
     return f"of {FEW_OF_CLASS}+ rows per class" if of_class else f"of {FEW_ROWS} rows or more"
