@@ -52,10 +52,15 @@ def both(work, fed, algorithm, rounds=2, **options):
     for _ in range(rounds):
         loop.prepare()
         losses.append((sim.step()["loss"], loop.step()))
-    ends = [(sim.shared["mean"], loop.vector(loop.mean))]
+    ends = [(sim.shared["mean"], vector(loop, loop.mean))]
     if "logstd" in sim.shared:
-        ends.append((sim.shared["logstd"], loop.vector(loop.logstd)))
+        ends.append((sim.shared["logstd"], vector(loop, loop.logstd)))
     return losses, ends
+
+
+def vector(loop, buffer):
+    """The values of one of the loop's buffers in the order of the engine's vectors."""
+    return torch.cat([view.reshape(-1) for view in loop.views(buffer)])
 
 
 def agree(losses, ends, tolerance=1e-9):
