@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import shortened
+from ..files.formats import duration, size
 
 # A client with fewer rows to be scored on is small: a single row moves its accuracy by more than ten points.
 FEW_ROWS = 10
@@ -85,23 +86,6 @@ def decimals(value: float) -> str:
     if value == 0 or 1 <= abs(value) < 1e5:
         return f"{value:.3f}"
     return f"{value:#.3g}" if 1e-4 <= abs(value) < 1 else f"{value:.2e}"
-
-
-def size(value: float) -> str:
-    """Format a number of bytes in the unit that fits, from B to GiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(value) < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1024
-    return f"{value:,.1f} GiB"
-
-
-def duration(value: float) -> str:
-    """Format seconds, as 4.2 s, 3 min 20 s or 2 h 5 min."""
-    if value < 60:
-        return f"{value:.3g} s"
-    minutes, seconds = divmod(round(value), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds} s"
 
 
 _FORMATS = {"percent": percent, "number": decimals, "bytes": size, "seconds": duration}

@@ -14,8 +14,8 @@ from ..evaluation.measures import (
     Measure,
     in_words,
     of_large,
-    size,
 )
+from ..files.formats import size
 from .canvas import finite
 from .page import Cell
 
