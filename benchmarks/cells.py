@@ -15,14 +15,15 @@ import functools
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fedabml.algorithms import Algorithm
 from fedabml.bench import table
-from fedabml.bench.measure import Terms, algorithms, ceilings, clear, machine, race_graphs, race_loop, race_steps
+from fedabml.bench.measure import Terms, algorithms, ceilings, clear, machine, race_loop, race_setups
 from fedabml.bench.workloads import Workload, workload
 from fedabml.data import Federation
 from fedabml.engine.autotune import DTYPES
@@ -75,6 +76,24 @@ def cells(suite: str, device: torch.device, turns: int, budget: float) -> Iterat
         if device.type == "cuda":
             for name in ("fedavg", "fedabml5") if model != "resnet18" else ("fedavg",):
                 yield f"graphs/{model}/{name}", functools.partial(graphs, work, name)
+
+
+def race_steps(terms: Terms) -> dict[str, Any]:
+    """Race a FedABML step at its defaults against a FedAvg step, both ours."""
+    raced = {name: algorithm for name, algorithm in algorithms(terms.work.lr).items() if name != "fedabml5"}
+    suffixes = ("", " compiled") if terms.compile else ("",)
+    setups = {n + suffix: terms.setup(algorithm, bool(suffix)) for suffix in suffixes for n, algorithm in raced.items()}
+    bases = {f"{n}{suffix}": f"fedavg{suffix}" for suffix in suffixes for n in ("fedabml", "fedabml-batch")}
+    hyper = setups["fedabml"].cohort.algorithm.values()
+    return race_setups(terms, setups, bases) | {"hyper": {k: hyper[k] for k in ("s", "estimator") if k in hyper}}
+
+
+def race_graphs(terms: Terms, algorithm: Algorithm) -> dict[str, Any]:
+    """Race steps replayed from CUDA graphs against steps launched one by one, both ours."""
+    setups = {name: terms.setup(algorithm) for name in ("graphs", "launches")}
+    setups["launches"].cohort.executor.capture = False
+    record = race_setups(terms, setups, {"launches": "graphs"})
+    return record | {"captured": setups["graphs"].cohort.executor.capture}
 
 
 def arguments(doc: str, name: str, minutes: float) -> argparse.ArgumentParser:
@@ -183,6 +202,30 @@ def opening(book: Book, device: torch.device, dtypes: tuple[str, ...]) -> None:
     book.add("machine", lambda: {"machine": machine(device), "ceilings": ceilings(device, dtypes)})
 
 
+def floor(record: Mapping[str, Any], ceiling: Mapping[str, float]) -> tuple[float, str]:
+    """Return the least seconds of a step on a machine with these ceilings, and which of the two binds."""
+    line = record["roofline"]
+    by = {"operations": line["flops"] / ceiling[record["dtype"]], "bytes": line["bytes"] / ceiling["bytes"]}
+    binding = max(by, key=lambda name: by[name])
+    return by[binding], binding
+
+
+def rooflines(records: Sequence[table.Record], ceiling: Mapping[str, float]) -> table.Table:
+    """Return the least that a step costs on a machine with these ceilings, beside what it took."""
+    columns: tuple[table.Column, ...] = (
+        *(table.WORKLOAD, table.ALGORITHM, table.PRECISION),
+        ("GFLOP", lambda r: f"{r['roofline']['flops'] / 1e9:.3g}"),
+        ("MB", lambda r: f"{r['roofline']['bytes'] / 1e6:.3g}"),
+        ("at the least", lambda r: table.duration(floor(r, ceiling)[0])),
+        ("bound by", lambda r: floor(r, ceiling)[1]),
+        ("measured", lambda r: table.duration(r["roofline"]["seconds"])),
+        ("reached", lambda r: f"{100 * floor(r, ceiling)[0] / r['roofline']['seconds']:.2g} %"),
+    )
+    speeds = ", ".join(f"{v / 1e12:.3g} TFLOP/s {k}" for k, v in ceiling.items() if k != "bytes")
+    title = f"A step of the whole cohort against this machine's ceilings ({speeds}; {ceiling['bytes'] / 1e9:.3g} GB/s)"
+    return table.Table.of(title, columns, records)
+
+
 def closing(book: Book) -> None:
     """Write the page of a machine's records and print it."""
     host = book.of("machine") or {"machine": {}, "ceilings": None, "commit": None}
@@ -196,7 +239,7 @@ def closing(book: Book) -> None:
     # A machine's ceilings change from day to day, so they are held against the races of the same day's commit alone.
     same = [r for r in good if r.get("kind") == "loop" and r["commit"] == host["commit"]]
     if same and host["ceilings"]:
-        parts.append(table.rooflines(same, host["ceilings"]).markdown())
+        parts.append(rooflines(same, host["ceilings"]).markdown())
     if peers := [r for r in good if r.get("kind") == "peers"]:
         parts += ["## Other libraries, FedAvg, a process each\n", rivals.table(peers), ""]
     workloads = {r["workload"]: r["said"] for r in good if "said" in r}

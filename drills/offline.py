@@ -23,7 +23,7 @@ import torch
 from fedabml.files.sheets import markdown_table
 from fedabml.runs.provenance import code, hardware
 
-from .pages import wrapped
+from .pages import write_page
 
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "results/reliability/offline.jsonl"
@@ -73,9 +73,7 @@ def page(record: Path) -> Path:
         f"{markdown_table(['tests', 'outcome', 'seconds', 'code', 'machine'], rows)}\n\n"
         f"Data: `{record.name}`. Reproduce: `python -m drills.offline` in an environment with Flower.\n"
     )
-    target = record.with_suffix(".md")
-    target.write_text(wrapped(text), encoding="utf-8")
-    return target
+    return write_page(record, text)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 WIDTH = 120
 
@@ -20,3 +21,10 @@ def wrapped(text: str) -> str:
                 line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
             )
     return "\n".join(lines)
+
+
+def write_page(record: Path, text: str) -> Path:
+    """Write the page of a record of measurements beside it, and return its path."""
+    page = record.with_suffix(".md")
+    page.write_text(wrapped(text), encoding="utf-8")
+    return page

@@ -34,7 +34,7 @@ from fedabml.files.sheets import markdown_table
 from fedabml.runs.provenance import code, hardware
 
 from .deployment import counted_sites, differences, end, listed, make, rounds_done, saved_state, start_module, until
-from .pages import wrapped
+from .pages import write_page
 from .poisons import HONEST, PLAN, POISONS, SCAFFOLD_POISONS, SENT, read_sent
 
 OUT = Path("results/reliability/poison.jsonl")
@@ -228,9 +228,7 @@ def page(record: Path) -> Path:
         f"Data: `{record.name}`. Code: {codes}. Machine: {machines}.\n"
         "Reproduce: `python -m drills.poison --out FILE`, then `python -m drills.poison page --out FILE`.\n"
     )
-    target = record.with_suffix(".md")
-    target.write_text(wrapped(text), encoding="utf-8")
-    return target
+    return write_page(record, text)
 
 
 def _section(algorithm: str, lines: list[dict[str, Any]]) -> str:

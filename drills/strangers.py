@@ -45,7 +45,7 @@ from .deployment import (
     wait_for_round,
 )
 from .intruder import Intruder, stored_bytes
-from .pages import wrapped
+from .pages import write_page
 
 OUT = Path("results/reliability/strangers.jsonl")
 SITES = ("a", "b", "c")
@@ -248,9 +248,7 @@ def page(record: Path) -> Path:
         f"Data: `{record.name}`. Code: {summary['code']}. Machine: {summary['hardware']}.\n"
         "Reproduce: `python -m drills.strangers --out FILE`, then `python -m drills.strangers page --out FILE`.\n"
     )
-    target = record.with_suffix(".md")
-    target.write_text(wrapped(text), encoding="utf-8")
-    return target
+    return write_page(record, text)
 
 
 def _twin(summary: dict[str, Any]) -> str:

@@ -112,12 +112,6 @@ def needs_second_derivative(instead: str) -> Iterator[None]:
         ) from error
 
 
-_FORMER_HOOKS = {
-    "roll": "apply_server_momentum", "pace": "lr_factor", "fine": "needs_full_precision", "neutral": "neutral_values",
-    "telling": "identity",
-}  # fmt: skip
-
-
 @dataclass(frozen=True, repr=False)
 class Algorithm:
     """The base of every algorithm: the hyperparameters that all have, and the contract's defaults (FedAvg)."""
@@ -160,12 +154,6 @@ class Algorithm:
     needs_full_precision: ClassVar[bool] = False  # whether steps take small differences of gradients
     needs_sgd: ClassVar[bool] = False  # whether its formulas hold only for steps along the gradient
     server_momentum_of: ClassVar[tuple[str, ...]] = ("mean", "body")  # what `server_momentum` moves of `shared`
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse an algorithm that overrides a hook by its name in earlier versions, which the engine never calls."""
-        super().__init_subclass__(**options)
-        for old in _FORMER_HOOKS.keys() & vars(cls).keys():
-            raise TypeError(f"{cls.__name__} defines '{old}'; this hook is called '{_FORMER_HOOKS[old]}' now.")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

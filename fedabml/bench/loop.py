@@ -105,10 +105,6 @@ class Loop:
         for view, value in zip(views, self.layout.split(vector).values(), strict=True):
             view.copy_(value)
 
-    def vector(self, buffer: Tensor) -> Tensor:
-        """Return the values of a buffer in the order of the engine's vectors."""
-        return torch.cat([view.reshape(-1) for view in self.views(buffer)])
-
     # -- a round ----------------------------------------------------------------------------------------------------
     def prepare(self) -> None:
         """Take the clients and the minibatches of the next round from the engine's plan; this is never timed."""

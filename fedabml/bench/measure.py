@@ -275,24 +275,6 @@ def race_setups(
     }
 
 
-def race_steps(terms: Terms) -> dict[str, Any]:
-    """Race a FedABML step at its defaults against a FedAvg step, both ours."""
-    raced = {name: algorithm for name, algorithm in algorithms(terms.work.lr).items() if name != "fedabml5"}
-    suffixes = ("", " compiled") if terms.compile else ("",)
-    setups = {n + suffix: terms.setup(algorithm, bool(suffix)) for suffix in suffixes for n, algorithm in raced.items()}
-    bases = {f"{n}{suffix}": f"fedavg{suffix}" for suffix in suffixes for n in ("fedabml", "fedabml-batch")}
-    hyper = setups["fedabml"].cohort.algorithm.values()
-    return race_setups(terms, setups, bases) | {"hyper": {k: hyper[k] for k in ("s", "estimator") if k in hyper}}
-
-
-def race_graphs(terms: Terms, algorithm: Algorithm) -> dict[str, Any]:
-    """Race steps replayed from CUDA graphs against steps launched one by one, both ours."""
-    setups = {name: terms.setup(algorithm) for name in ("graphs", "launches")}
-    setups["launches"].cohort.executor.capture = False
-    record = race_setups(terms, setups, {"launches": "graphs"})
-    return record | {"captured": setups["graphs"].cohort.executor.capture}
-
-
 def race_without(terms: Terms, algorithm: Algorithm, parts: Sequence[str]) -> dict[str, Any]:
     """Race our engine with all accelerators against itself without each of `parts` (`accel.SWITCHABLE`, or 1 for all).
 
@@ -374,14 +356,6 @@ def ceilings(device: torch.device, dtypes: tuple[str, ...] = ("float32",)) -> di
     source = torch.ones((1 << 32 if large else 1 << 28) // 4, device=device)
     rates["bytes"] = rate(2 * source.numel() * 4, partial(torch.empty_like(source).copy_, source))
     return rates
-
-
-def floor(record: Mapping[str, Any], ceiling: Mapping[str, float]) -> tuple[float, str]:
-    """Return the least seconds of a step on a machine with these ceilings, and which of the two binds."""
-    line = record["roofline"]
-    by = {"operations": line["flops"] / ceiling[record["dtype"]], "bytes": line["bytes"] / ceiling["bytes"]}
-    binding = max(by, key=lambda name: by[name])
-    return by[binding], binding
 
 
 def machine(device: torch.device) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..files.sheets import markdown_table
-from .measure import TITLES, floor
+from .measure import TITLES
 
 Record = Mapping[str, Any]
 Column = tuple[str, Callable[[Record], str]]
@@ -95,22 +95,6 @@ GRAPHS = (
 def brief(records: Sequence[Record]) -> Table:
     """Return ours beside the eager loop, for a terminal."""
     return Table.of("Against the eager loop", BRIEF, records)
-
-
-def rooflines(records: Sequence[Record], ceiling: Mapping[str, float]) -> Table:
-    """Return the least that a step costs on a machine with these ceilings, beside what it took."""
-    columns: tuple[Column, ...] = (
-        *(WORKLOAD, ALGORITHM, PRECISION),
-        ("GFLOP", lambda r: f"{r['roofline']['flops'] / 1e9:.3g}"),
-        ("MB", lambda r: f"{r['roofline']['bytes'] / 1e6:.3g}"),
-        ("at the least", lambda r: duration(floor(r, ceiling)[0])),
-        ("bound by", lambda r: floor(r, ceiling)[1]),
-        ("measured", lambda r: duration(r["roofline"]["seconds"])),
-        ("reached", lambda r: f"{100 * floor(r, ceiling)[0] / r['roofline']['seconds']:.2g} %"),
-    )
-    speeds = ", ".join(f"{v / 1e12:.3g} TFLOP/s {k}" for k, v in ceiling.items() if k != "bytes")
-    title = f"A step of the whole cohort against this machine's ceilings ({speeds}; {ceiling['bytes'] / 1e9:.3g} GB/s)"
-    return Table.of(title, columns, records)
 
 
 def without(records: Sequence[Record]) -> Table:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from ..evaluation.measures import COMPARED, MEASURES, size
+from ..evaluation.measures import COMPARED, MEASURES
+from ..files.formats import size
 from ..runs.config import RunConfig
 from .console import number, print_line, table
 from .options import command

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ..evaluation.measures import size
+from ..files.formats import clock, size
 from ..runs.config import RunConfig
-from ..runs.log import clock
 from .console import note, print_line, table
 from .options import PANELS, command, run_options
 

@@ -6,7 +6,8 @@ and each value of a new row gets its tail probability: how often training rows h
 
     ranges = Ranges.fit(columns)            # columns: {name: float64 [n] with NaN, or object [n] with None}
     p = ranges.tails(columns)               # {name: [n]}, small where a value is unusual
-    flags = ranges.flags(columns)           # for each row a sentence per column that is beyond the false-alarm rate
+    novelty = ranges.novelties(columns)     # {name: [n]}, large where a value is unusual; see ranges.threshold()
+    flags = ranges.sentences(columns, marks)  # for each row a sentence per column whose value is marked
     limits = ranges.limits(columns)         # for rows of one client: higher for what is common there
 
 What is remembered here may be shared: a quantile has at least `LEAST` rows on either side and is rounded to about a
@@ -275,14 +276,6 @@ class Ranges:
             if len(risen := novelty[rises[limit[rises] == number]]):
                 raised[is_gap][name] = float(risen.max())
         return Limits(usual, *raised)
-
-    def flags(self, columns: Mapping[str, np.ndarray], limit: float | None = None) -> list[dict[str, str]]:
-        """Return for each row a sentence by column whose value's novelty is beyond the limit; most rows have none.
-
-        The limit is `threshold()` unless it is given.
-        """
-        limit = self.threshold() if limit is None else limit
-        return self.sentences(columns, {name: found > limit for name, found in self.novelties(columns).items()})
 
     def held_by_few(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return by column which values [n] are words that fewer than `LEAST` rows hold."""

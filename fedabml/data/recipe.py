@@ -238,12 +238,6 @@ class TableRecipe:
                 f"'{unknown}' is no known value of '{self.target}'.{nearest(unknown, self.class_names)}"
             ) from None
 
-    def decode(self, targets: np.ndarray) -> list[str] | np.ndarray:
-        """Return the class names of class numbers; measurements come back unchanged."""
-        if self.task == "regression":
-            return np.asarray(targets)
-        return [self.class_names[int(number)] for number in np.asarray(targets).reshape(-1)]
-
     def to_json(self) -> dict[str, Any]:
         """Return the recipe as plain dictionaries, lists, numbers and words."""
         content = {"version": 1, **asdict(replace(self, ranges=None))}

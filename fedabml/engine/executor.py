@@ -31,15 +31,15 @@ from .. import rng
 from ..accel import enabled
 from ..accel.fused_passes import FusedFunction
 from ..accel.machine import to_device
-from ..algorithms.base import State
+from ..algorithms.base import State, Stepped
 from . import policy as thresholds
 from . import programs
 from .policy import Policy
-from .programs import BatchedStep, Captured, CapturedStep, Inputs, Moved, NumberedStep, Recording, clone, shapes
+from .programs import BatchedStep, Captured, CapturedStep, Inputs, NumberedStep, Recording, clone, shapes
 
 log = logging.getLogger("fedabml")
 # A step of a phase whose other inputs are fixed: the carry, the losses, the sample numbers, the number.
-NextStep = Callable[[State, Tensor, Tensor, Tensor], Moved]
+NextStep = Callable[[State, Tensor, Tensor, Tensor], Stepped]
 
 
 class StepName(NamedTuple):
@@ -84,7 +84,7 @@ def padding(steps: np.ndarray, least: int) -> float:
 def _by_number(step: BatchedStep, ragged: bool) -> NumberedStep:
     """Return a step as a function of its number; if `ragged`, lanes that are done stay where they are."""
 
-    def numbered(inputs: Inputs, rows: Tensor, number: Tensor) -> Moved:
+    def numbered(inputs: Inputs, rows: Tensor, number: Tensor) -> Stepped:
         carry, losses = step(inputs, rows, rng.fold(inputs.lanes.keys, number))
         carry = {name: carry[name] for name in inputs.carry}  # in one order: compiled programs go by position
         if not ragged:
@@ -218,7 +218,7 @@ class Executor:
         self.graphs.move_to_end(key)
         return self.graphs[key]
 
-    def run(self, name: StepName, step: BatchedStep, inputs: Inputs, plan: Tensor, steps: np.ndarray) -> Moved:
+    def run(self, name: StepName, step: BatchedStep, inputs: Inputs, plan: Tensor, steps: np.ndarray) -> Stepped:
         """Take all steps of a phase and return the last carry and the summed losses.
 
         `plan` has the sample numbers of all steps [steps, batches of a step, lanes, batch], `steps` how many of them
@@ -240,7 +240,7 @@ class Executor:
         back = torch.argsort(order)
         return {k: v[back] for k, v in carry.items()}, losses[back]
 
-    def _segment(self, name: StepName, step: BatchedStep, inputs: Inputs, plan: Tensor, ragged: bool) -> Moved:
+    def _segment(self, name: StepName, step: BatchedStep, inputs: Inputs, plan: Tensor, ragged: bool) -> Stepped:
         """Take steps of the same lanes; if `ragged`, some of them are done on the way."""
         form, numbered = (ragged, shapes(inputs), tuple(plan.shape[1:])), _by_number(step, ragged)
         chosen = self.compile and (self.compiled_steps is None or name.step in self.compiled_steps)
@@ -264,7 +264,7 @@ class Executor:
     def _next_step(self, name: StepName, step: NumberedStep, inputs: Inputs, plan: Tensor, ragged: bool) -> NextStep:
         """Return a step that is not captured: eager or, on a CPU once it has come often, recorded."""
 
-        def eager(carry: State, losses: Tensor, rows: Tensor, number: Tensor) -> Moved:
+        def eager(carry: State, losses: Tensor, rows: Tensor, number: Tensor) -> Stepped:
             return step(inputs._replace(carry=carry, losses=losses), rows, number)
 
         if not self.record or not inputs.samples or not enabled("recorder"):
@@ -285,7 +285,7 @@ class Executor:
         fixed, names = inputs.fixed, list(inputs.carry)
         ready = per_phase(*fixed)
 
-        def replay(carry: State, losses: Tensor, rows: Tensor, number: Tensor) -> Moved:
+        def replay(carry: State, losses: Tensor, rows: Tensor, number: Tensor) -> Stepped:
             return per_step(*(carry[k] for k in names), losses, *fixed, rows, number, *ready)
 
         return replay

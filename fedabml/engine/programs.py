@@ -19,7 +19,7 @@ from torch import Tensor
 from ..accel.fused_passes import FusedFunction
 from ..accel.operators import compiler_tracing
 from ..accel.recorder import merge_duplicates, record, split_fixed, store_operands
-from ..algorithms.base import Site, State
+from ..algorithms.base import Site, State, Stepped
 from .diagnose import uncompiled
 
 log = logging.getLogger("fedabml")
@@ -112,11 +112,11 @@ class Inputs(NamedTuple):
         return self._replace(carry=carry, losses=losses, lanes=lanes, runs=runs)
 
 
-Moved = tuple[State, Tensor]  # the next carry and the losses
-# One step of all lanes: the inputs, the step's sample numbers [batches, lanes, batch], the lanes' keys of the step.
-BatchedStep = Callable[[Inputs, Tensor, Tensor], Moved]
+# One step of all lanes: the inputs, the step's sample numbers [batches, lanes, batch], the lanes' keys of the step; to
+# the next carry and the losses.
+BatchedStep = Callable[[Inputs, Tensor, Tensor], Stepped]
 # The same by its number: the inputs, the step's sample numbers, the number; the losses are summed.
-NumberedStep = Callable[[Inputs, Tensor, Tensor], Moved]
+NumberedStep = Callable[[Inputs, Tensor, Tensor], Stepped]
 # A recorded step: what its fixed inputs decide, once in a phase, and the rest, in every step.
 Recording = tuple[Callable[..., Any], Callable[..., Any]]
 
@@ -186,7 +186,7 @@ class CapturedStep:
         self.step, self.steps = step, frozenset({name})  # the step holds the samples that the graph reads
         self.captured = Captured(body, buffers, pool)
 
-    def run(self, inputs: Inputs, plan: Tensor) -> Moved:
+    def run(self, inputs: Inputs, plan: Tensor) -> Stepped:
         """Take all steps of a plan."""
         self.captured.load(inputs)
         buffers, room, t = self.captured.buffers
@@ -264,7 +264,7 @@ def record_step(
     inputs, sample numbers, the step's number, and what the first part returns for the fixed inputs.
     """
 
-    def flat(*tensors: Tensor) -> Moved:
+    def flat(*tensors: Tensor) -> Stepped:
         *read, rows, number = tensors
         return step(refill(inputs, [*read, number]), rows, number)
 

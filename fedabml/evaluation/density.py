@@ -6,9 +6,8 @@ al. 2018, arXiv 1807.03888):
 
     d(x) = min_c (h − μ_c)ᵀ Σ⁻¹ (h − μ_c)
 
-The *relative* distance (Ren et al. 2021, arXiv 2106.09022) subtracts (h − μ)ᵀ Σ₀⁻¹ (h − μ), the distance to all
-features without regard to classes. It may tell inputs near the data apart better, but it can fall far away, where the
-background's share dominates; so alarms use the plain distance.
+The *relative* distance (Ren et al. 2021, arXiv 2106.09022) also subtracts the distance to all features without regard
+to classes. It can fall far away from the data, so alarms use the plain distance.
 
 Images of another kind often give *small* features, so their distance is small, too. What changes is the direction:
 
@@ -45,12 +44,10 @@ class Features(NamedTuple):
 
 @dataclass(frozen=True)
 class FeatureDensity:
-    """Gaussians of the features of a client's training data: one per class with a common covariance, and one of all."""
+    """Gaussians of the features of a client's training data: one per class, with a common covariance."""
 
     means: np.ndarray  # [classes that occur, h]
     whitening: np.ndarray  # W [h, h] with WᵀW = Σ⁻¹
-    mean: np.ndarray  # [h]
-    background: np.ndarray  # W₀ [h, h] with W₀ᵀW₀ = Σ₀⁻¹
 
     @classmethod
     def fit(cls, features: np.ndarray, labels: np.ndarray | None = None) -> FeatureDensity:
@@ -59,17 +56,13 @@ class FeatureDensity:
         labels = np.zeros(len(features), int) if labels is None else labels
         classes, number = np.unique(labels, return_inverse=True)
         means = np.stack([features[number == c].mean(0) for c in range(len(classes))])
-        mean = features.mean(0)
-        return cls(means, _whitening(features - means[number]), mean, _whitening(features - mean))
+        return cls(means, _whitening(features - means[number]))
 
-    def distance(self, features: np.ndarray, relative: bool = False) -> np.ndarray:
-        """Return the distance d of features [n, h] to the nearest class, [n]; `relative` to that of all features."""
-        features = np.asarray(features, np.float64)
-        white = features @ self.whitening.T
-        nearest = np.min([((white - m) ** 2).sum(1) for m in self.means @ self.whitening.T], axis=0)
-        if not relative or len(self.means) == 1:
-            return nearest
-        return nearest - (((features - self.mean) @ self.background.T) ** 2).sum(1)
+    def distance(self, features: np.ndarray) -> np.ndarray:
+        """Return the distance d of features [n, h] to the nearest class, [n]."""
+        white = np.asarray(features, np.float64) @ self.whitening.T
+        nearest: np.ndarray = np.min([((white - m) ** 2).sum(1) for m in self.means @ self.whitening.T], axis=0)
+        return nearest
 
     def angle(self, features: np.ndarray) -> np.ndarray:
         """Return 1 − cos of the angle between features [n, h] and the nearest class mean, [n]; from 0 to 2."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..errors import shortened
+from ..files.formats import duration, size
 
 # A client with fewer rows to be scored on is small: a single row moves its accuracy by more than ten points.
 FEW_ROWS = 10
@@ -85,23 +86,6 @@ def decimals(value: float) -> str:
     if value == 0 or 1 <= abs(value) < 1e5:
         return f"{value:.3f}"
     return f"{value:#.3g}" if 1e-4 <= abs(value) < 1 else f"{value:.2e}"
-
-
-def size(value: float) -> str:
-    """Format a number of bytes in the unit that fits, from B to GiB."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(value) < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.3g} {unit}"
-        value /= 1024
-    return f"{value:,.1f} GiB"
-
-
-def duration(value: float) -> str:
-    """Format seconds, as 4.2 s, 3 min 20 s or 2 h 5 min."""
-    if value < 60:
-        return f"{value:.3g} s"
-    minutes, seconds = divmod(round(value), 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds} s"
 
 
 _FORMATS = {"percent": percent, "number": decimals, "bytes": size, "seconds": duration}
@@ -281,9 +265,15 @@ def in_words(measure: Measure, summary: Mapping[str, Any]) -> Measure:
     return replace(measure, label=label, name=name, meaning=meaning)
 
 
-def key_of_large(key: str, summary: Mapping[str, Any]) -> str:
-    """Return the key of a measure without the clients of few rows: `*_large` in summaries of earlier versions."""
-    return f"{key}_large" if f"{key}_large" in summary else key
+def in_present_keys(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a summary that was read, in the keys of today.
+
+    Of a measure without the clients of few rows, earlier versions wrote `X_large` beside `X` of all clients. Today they
+    are `X` and `X_all`.
+    """
+    former = {key.removesuffix("_large") for key in summary if key.endswith("_large")}
+    names = {f"{key}_large": key for key in former} | {key: f"{key}_all" for key in former}
+    return {names.get(key, key): value for key, value in summary.items()}
 
 
 def key_of_all(key: str, summary: Mapping[str, Any]) -> str:
@@ -293,7 +283,7 @@ def key_of_all(key: str, summary: Mapping[str, Any]) -> str:
 
 def of_large(key: str, summary: Mapping[str, Any]) -> str:
     """Say which clients count in a measure of a summary: empty where all do, else such as "of 10 rows or more"."""
-    if f"{key}_large" not in summary and f"{key}_all" not in summary:
+    if f"{key}_all" not in summary:
         return ""
     of_class = key != WORST_TENTH and "clients_few_of_class" in summary
     return f"of {FEW_OF_CLASS}+ rows per class" if of_class else f"of {FEW_ROWS} rows or more"

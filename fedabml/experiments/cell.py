@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ..algorithms import digest_of
+from ..evaluation.measures import in_present_keys
 from ..files.sealed import parse_sealed, sealed_line
 from ..models import OWN, file_digest, folder_digest, is_folder
 from ..runs.config import RunConfig, Table, stored
@@ -156,4 +157,4 @@ class Result:
             raise ValueError("its parts have other types")
         if not all(v is None or type(v) in (int, float) for column in columns for v in column):
             raise ValueError("its scores are not numbers")
-        return result
+        return replace(result, scores=[replace(score, summary=in_present_keys(score.summary)) for score in scores])

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from ..evaluation.decisions import SPECIFICITY
-from ..evaluation.measures import FEW_ROWS, Measure, positive_class, size
+from ..evaluation.measures import FEW_ROWS, Measure, positive_class
+from ..files.formats import size
 from ..files.paths import write
 from ..files.sealed import write_json
 from ..files.sheets import csv_records, markdown_table

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..runs.log import clock
+from ..files.formats import clock
 from ..runs.progress import Display, Notes, downloads, note, number, print_line
 from .runner import Callbacks
 

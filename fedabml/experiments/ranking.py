@@ -26,7 +26,6 @@ from ..evaluation.measures import (
     WORST_TENTH,
     Measure,
     key_of_all,
-    key_of_large,
     of_large,
 )
 from ..files.sheets import frame, html_card
@@ -329,8 +328,8 @@ class Comparison:
         They do not count in the base rate's worst tenth either.
         """
         decided = measure in DECIDED or (prefix and measure == WORST_TENTH)
-        choose = key_of_large if self._without_small and decided else key_of_all
-        return choose(f"{prefix}{measure}", summary)
+        key = f"{prefix}{measure}"
+        return key if self._without_small and decided else key_of_all(key, summary)
 
     def values(self, label: str, seed: int, measure: str) -> np.ndarray | None:
         """Return a measure of every client, NaN for a client without data; None where no run has the measure."""

@@ -33,7 +33,6 @@ from ..evaluation.measures import (
     OF_POSITIVE,
     client_measure,
     key_of_all,
-    key_of_large,
     of_large,
     positive_class,
 )
@@ -199,7 +198,7 @@ class Search:
                     # Beyond six digits a difference is rounding, and the NLL decides.
                     rank = (round(-MEASURES[measure].distance(value), 6), -nll)
                     personal = scores[0].personal
-                    some_left = summaries[0].get(key_of_large(measure, summaries[0])) is not None
+                    some_left = summaries[0].get(measure) is not None
                     some_left = some_left and client_measure(measure) not in OF_NUMBERS
                     who, base = of_large(measure, summaries[0]) * some_left, _base(summaries, measure)
                     found = replace(failed, personal=personal, value=value, nll=nll, rank=rank, error=None)
@@ -275,7 +274,7 @@ def measured(summary: Table, measure: str) -> float | None:
     The measures of a regression are of all clients, as the table of `compare` has them.
     """
     of_numbers = client_measure(measure).removeprefix("base_") in OF_NUMBERS
-    value: float | None = None if of_numbers else summary.get(key_of_large(measure, summary))
+    value: float | None = None if of_numbers else summary.get(measure)
     return summary.get(key_of_all(measure, summary)) if value is None else value
 
 

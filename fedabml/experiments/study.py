@@ -15,7 +15,6 @@ from functools import cache, cached_property
 from types import CodeType, FunctionType
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from ..data import Dataset, Federation, load
@@ -26,6 +25,7 @@ from ..engine.setting import Cohort
 from ..errors import TrainingError
 from ..evaluation.measures import key_of_all
 from ..evaluation.scoring import Entry, evaluate_after
+from ..files.sealed import tensor_bytes
 from ..runs.config import RunConfig, Table
 
 WATCHED = ("accuracy", "rmse", "nll")  # recorded after a round of the curve
@@ -116,7 +116,7 @@ def fingerprint(module: nn.Module) -> str:
     digest = hashlib.sha256(repr(module).encode())
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name}{tensor.dtype}{tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor_bytes(tensor))
     for name, part in module.named_modules():
         own = [kind for kind in type(part).__mro__ if kind.__module__.partition(".")[0] not in _KNOWN]
         if own:

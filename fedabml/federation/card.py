@@ -32,7 +32,7 @@ from ..engine.autotune import dtype_of
 from ..engine.setting import Place, Setting
 from ..errors import InputError, quoted
 from ..files.paths import Name
-from ..files.sealed import read_tensors, write_tensors
+from ..files.sealed import read_tensors, tensor_bytes, write_tensors
 from ..likelihoods import Categorical, GaussianNoise
 from ..runs.input_spec import InputSpec
 from ..runs.modules import check_fit, make_network
@@ -260,5 +260,5 @@ def _digest(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\n{json.dumps(name)} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor_bytes(tensor))
     return digest.hexdigest()

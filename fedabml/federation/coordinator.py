@@ -146,23 +146,48 @@ class Coordinator:
 
     def _try_round(self, number: int, attempt: int) -> str:
         """Try a round once. Return why it failed, or an empty text once the state after it is saved."""
-        settings, times = self.settings, [time.perf_counter()]
+        times = [time.perf_counter()]
         available, deadline = self._available(number, attempt)
-        (clients, size), least = self._sizes(), settings.min_replies
-        drawn = draw(available, size, settings.over_select, self.card.seed, number, attempt)
-        drawn = drawn if len(drawn) >= least else []
-        shared, every = self.saved.state.shared, settings.score_every
-        content = {"tensors": shared, "facts": {"score": True} if every and number % every == 0 else {}}
-        orders = [
-            self.admission.order("train", m, number, attempt, counted=self.counted.get(m.name, 0), **content)
-            for m in drawn
-        ]
+        clients, size = self._sizes()
+        orders = self._orders(available, size, number, attempt)
         times.append(time.perf_counter())
-        enough = size if settings.over_select else 0
+        enough = size if self.settings.over_select else 0
         collection = self.mailbox.collect(orders, self._check_reply, deadline - self.clock(), enough)
         if collection.withdrawn:
             self.roster.members = [m for m in self.roster.members if m.name not in collection.withdrawn]
             clients, _ = self._sizes()
+        self._rest_silent(collection, number)
+        self.surplus = set(collection.surplus)
+        self._forget_lost()
+        self._drop_outliers(collection, clients)
+        times.append(time.perf_counter())
+        reason = self._too_few(len(available), clients, len(orders), len(collection.valid))
+        state = None if reason else self._merged(collection.valid, clients)
+        if state and any(check_update(x, self.limits, self.saved.state.shared) for x in (state.shared, state.average)):
+            state, reason = None, "the merged state is not finite, or its numbers are too large"
+        times.append(time.perf_counter())
+        line = self._line(number, attempt, orders, collection, times)
+        if state is None:
+            self.events.write("repeat", **line, reason=reason)
+            return reason
+        self._save_round(state, line)
+        line["seconds"]["save"] = round(time.perf_counter() - times[-1], 4)
+        self.events.write("round", **line)
+        return ""
+
+    def _orders(self, available: Sequence[Member], size: int, number: int, attempt: int) -> list[Order]:
+        """Draw sites for an attempt and return their orders; no order if too few can be drawn."""
+        settings = self.settings
+        drawn = draw(available, size, settings.over_select, self.card.seed, number, attempt)
+        scored = bool(settings.score_every) and number % settings.score_every == 0
+        content = {"tensors": self.saved.state.shared, "facts": {"score": True} if scored else {}}
+        return [
+            self.admission.order("train", m, number, attempt, counted=self.counted.get(m.name, 0), **content)
+            for m in (drawn if len(drawn) >= settings.min_replies else ())
+        ]
+
+    def _rest_silent(self, collection: Collection, number: int) -> None:
+        """Let sites rest that gave no reply, or a failed one, and wake those that replied."""
         for name in collection.late.union(collection.valid):
             self.roster.wake(name)
         refused = refused_sites(self.folder)
@@ -172,33 +197,22 @@ class Coordinator:
                 collection.reject(name, refused[name])
         for name in collection.failed:
             self.roster.rest(name, number, silent=False)
-        self.surplus = set(collection.surplus)
-        self._forget_lost()
-        self._drop_outliers(collection, clients)
-        times.append(time.perf_counter())
-        state, reason = None, ""
+
+    def _too_few(self, available: int, clients: int, drawn: int, valid: int) -> str:
+        """Return why these numbers of sites and of valid replies make no round, or an empty text."""
+        least = self.settings.min_replies
         if not drawn:
-            reason = f"{len(available)} of {clients} sites are available, and {least} are needed (min_replies)"
-        elif len(collection.valid) < least:
-            reason = f"{len(collection.valid)} of {len(drawn)} sites gave a valid reply, and {least} are needed"
-        else:
-            state = self._merged(collection.valid, clients)
-            if check_update(state.shared, self.limits, shared) or check_update(state.average, self.limits, shared):
-                state, reason = None, "the merged state is not finite, or its numbers are too large"
-        times.append(time.perf_counter())
-        line = self._line(number, attempt, drawn, orders, collection, times)
-        if state is None:
-            self.events.write("repeat", **line, reason=reason)
-            return reason
-        self.counted |= dict.fromkeys(collection.valid, number)
+            return f"{available} of {clients} sites are available, and {least} are needed (min_replies)"
+        return f"{valid} of {drawn} sites gave a valid reply, and {least} are needed" if valid < least else ""
+
+    def _save_round(self, state: ServerState, line: dict[str, Any]) -> None:
+        """Save the state after a round, whose facts are `line`."""
+        self.counted |= dict.fromkeys(line["valid"], line["round"])
         history = (*self.saved.history, {name: line[name] for name in ("round", "loss", "valid")})
         counted = dict(self.counted)
         saved = replace(self.saved, state=state, counted=counted, history=history[-server_state.HISTORY :])
         server_state.save(self.folder.state, saved)
         self.saved = saved
-        line["seconds"]["save"] = round(time.perf_counter() - times[-1], 4)
-        self.events.write("round", **line)
-        return ""
 
     def _sizes(self) -> tuple[int, int]:
         """Return how many sites there are, and how many a round draws: at least as many as must reply."""
@@ -292,7 +306,6 @@ class Coordinator:
         self,
         number: int,
         attempt: int,
-        drawn: Sequence[Member],
         orders: Sequence[Order],
         collection: Collection,
         times: Sequence[float],
@@ -304,7 +317,7 @@ class Coordinator:
         return {
             "round": number,
             "attempt": attempt,
-            "sites": [member.name for member in drawn],
+            "sites": [order.site for order in orders],
             "connected": sorted(self.roster.connected),
             "resting": self.roster.resting(number),
             "valid": list(valid),

@@ -52,6 +52,16 @@ class Member:
         return cls(**data)
 
 
+class _Part:
+    """The path of a file or folder that lies in a `_Folder`, as its attribute."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def __get__(self, folder: _Folder, owner: type[_Folder]) -> Path:
+        return folder.path / self.place
+
+
 class _Folder:
     """A folder with settings, a `state` that must survive a restart, and a `run` folder that need not.
 
@@ -61,6 +71,13 @@ class _Folder:
     KIND: ClassVar[str]
     SETTINGS: ClassVar[str]
     COMMAND: ClassVar[str]
+
+    state = _Part("state")  # everything that must survive a restart; a backup needs it
+    card_file = _Part("state/card.safetensors")  # the frozen card of inputs
+    prior_file = _Part("state/prior.safetensors")  # the newest prior
+    run = _Part("run")  # process ids, logs, sockets and temporary files of running processes
+    stop_file = _Part("run/stop")  # its existence asks the running processes to end
+    ca_certificate = _Part("ca.crt")  # of the federation's own authority, which sites trust
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(os.path.abspath(path))  # noqa: PTH100 - links stay as the operator wrote them
@@ -81,16 +98,6 @@ class _Folder:
     def settings_file(self) -> Path:
         """The file of the settings, in TOML."""
         return self.path / self.SETTINGS
-
-    @property
-    def card_file(self) -> Path:
-        """The frozen card of inputs."""
-        return self.state / "card.safetensors"
-
-    @property
-    def prior_file(self) -> Path:
-        """The file of the newest prior."""
-        return self.state / "prior.safetensors"
 
     def check(self) -> Self:
         """Return the folder itself. Raises InputError unless it has settings."""
@@ -113,26 +120,6 @@ class _Folder:
             )
         return self
 
-    @property
-    def state(self) -> Path:
-        """The folder of everything that must survive a restart; a backup needs it."""
-        return self.path / "state"
-
-    @property
-    def run(self) -> Path:
-        """Process ids, logs, sockets and temporary files of running processes."""
-        return self.path / "run"
-
-    @property
-    def ca_certificate(self) -> Path:
-        """The certificate of the federation's own authority, which sites trust."""
-        return self.path / "ca.crt"
-
-    @property
-    def stop_file(self) -> Path:
-        """A file whose existence asks the running processes to end."""
-        return self.run / "stop"
-
     def make(self) -> None:
         """Make the folder with `state` and `run`, which only the owner can enter."""
         with explain_errors(self.path, "made", "Choose another place."):
@@ -147,78 +134,27 @@ class ServerFolder(_Folder):
     SETTINGS = "federation.toml"
     COMMAND = "fedabml federation init DIR --host NAME --sites a,b,c"
 
-    @property
-    def schema_file(self) -> Path:
-        """`schema.toml`: the inputs that every site must have."""
-        return self.path / "schema.toml"
-
-    @property
-    def sites_file(self) -> Path:
-        """`sites.json`: names, numbers and public keys of the sites."""
-        return self.path / "sites.json"
-
-    @property
-    def secrets(self) -> Path:
-        """The folder of private keys, which only the owner can enter."""
-        return self.path / "secrets"
-
-    @property
-    def ca_key(self) -> Path:
-        """The authority's private key. Only `init` and `renew` need it; it may be kept elsewhere in between."""
-        return self.secrets / "ca.key"
-
-    @property
-    def server_key(self) -> Path:
-        """The private key of the server's certificate."""
-        return self.secrets / "server.key"
-
-    @property
-    def superexec_secret(self) -> Path:
-        """The secret that the SuperLink and the executor of the ServerApp share."""
-        return self.secrets / "superexec.secret"
+    schema_file = _Part("schema.toml")  # the inputs that every site must have
+    sites_file = _Part("sites.json")  # names, numbers and public keys of the sites
+    server_certificate = _Part("server.crt")  # signed by the authority
+    secrets = _Part("secrets")  # private keys; only the owner can enter it
+    ca_key = _Part("secrets/ca.key")  # the authority's. Only `init` and `renew` need it; it may be kept elsewhere
+    server_key = _Part("secrets/server.key")  # of the server's certificate
+    superexec_secret = _Part("secrets/superexec.secret")  # shared by the SuperLink and the ServerApp's executor
+    archives = _Part("archives")  # for the sites. Each holds a private key: hand it over and delete it
+    proxy_file = _Part("proxy/nginx.conf")  # the configuration of nginx
+    app = _Part("app")  # the Flower app
+    database = _Part("state/flower.db")  # the SuperLink's
+    events_file = _Part("state/events.jsonl")  # the coordinator's events, one JSON object per line
+    old_events_file = _Part("state/events.old.jsonl")  # earlier events, if there were too many for one file
 
     def site_secret(self, site: str) -> Path:
         """Return the path of the secret that the server shares with one site."""
         return self.secrets / "sites" / f"{check_name(site)}.secret"
 
-    @property
-    def server_certificate(self) -> Path:
-        """`server.crt`, signed by the authority."""
-        return self.path / "server.crt"
-
-    @property
-    def archives(self) -> Path:
-        """The folder of the archives for the sites. Each holds a private key: hand it over and delete it."""
-        return self.path / "archives"
-
     def archive(self, site: str) -> Path:
         """Return the path of a site's archive."""
         return self.archives / f"{check_name(site)}.tar.gz"
-
-    @property
-    def proxy_file(self) -> Path:
-        """The configuration of nginx."""
-        return self.path / "proxy" / "nginx.conf"
-
-    @property
-    def app(self) -> Path:
-        """The Flower app's folder."""
-        return self.path / "app"
-
-    @property
-    def database(self) -> Path:
-        """The SuperLink's database."""
-        return self.state / "flower.db"
-
-    @property
-    def events_file(self) -> Path:
-        """The coordinator's events, one JSON object per line."""
-        return self.state / "events.jsonl"
-
-    @property
-    def old_events_file(self) -> Path:
-        """The events before those of `events_file`, if there were too many for one file."""
-        return self.state / "events.old.jsonl"
 
     @cached_property
     def settings(self) -> Settings:
@@ -257,35 +193,12 @@ class SiteFolder(_Folder):
     SETTINGS = "site.toml"
     COMMAND = "fedabml federation join ARCHIVE --data PATH"
 
-    @property
-    def key(self) -> Path:
-        """The site's private key."""
-        return self.path / "site.key"
-
-    @property
-    def public_key(self) -> Path:
-        """The site's public key."""
-        return self.path / "site.pub"
-
-    @property
-    def secret(self) -> Path:
-        """The secret that the site shares with the server, for the codes of orders and replies."""
-        return self.path / "site.secret"
-
-    @property
-    def apps_file(self) -> Path:
-        """`apps.json`: the hashes of the Flower apps whose messages this site answers. The site may edit the file."""
-        return self.path / "apps.json"
-
-    @property
-    def images(self) -> Path:
-        """The decoded images of a site whose data are a folder of images; a backup does not need it."""
-        return self.run / "images"
-
-    @property
-    def prior_facts_file(self) -> Path:
-        """The round of the newest prior."""
-        return self.state / "prior.json"
+    key = _Part("site.key")  # the site's private key
+    public_key = _Part("site.pub")
+    secret = _Part("site.secret")  # shared with the server, for the codes of orders and replies
+    apps_file = _Part("apps.json")  # hashes of the Flower apps whose messages this site answers; the site may edit it
+    images = _Part("run/images")  # the decoded images of a folder of images; a backup does not need them
+    prior_facts_file = _Part("state/prior.json")  # the round of the newest prior
 
     @cached_property
     def settings(self) -> SiteSettings:

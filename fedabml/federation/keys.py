@@ -111,19 +111,6 @@ def public_pem(public: bytes) -> str:
     return _check_curve(key).public_bytes(forms.Encoding.PEM, forms.PublicFormat.SubjectPublicKeyInfo).decode()
 
 
-def ssh_public_key(pem: str) -> bytes:
-    """Return a public key in PEM as the OpenSSH line that `flwr supernode register` reads."""
-    check()
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization as forms
-
-    try:
-        key = forms.load_pem_public_key(pem.encode())
-    except (ValueError, UnsupportedAlgorithm) as error:
-        raise InputError("A site's public key is damaged: it is no key in the form PEM.") from error
-    return _check_curve(key).public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH) + b"\n"
-
-
 def check_site_keys(private: bytes, public: bytes) -> None:
     """Raise InputError unless these are the two halves of one key pair."""
     check()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..files.paths import read_bytes
+from ..files.sealed import tensor_bytes
 from .keys import SECRET_BYTES
 
 if TYPE_CHECKING:
@@ -69,9 +70,6 @@ def _parts(message: Any) -> Iterator[bytes | memoryview]:
 
 
 def _tensor_parts(name: str, tensor: Tensor) -> Iterator[bytes | memoryview]:
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
     yield name.encode()
     yield f"{tensor.dtype}{tuple(tensor.shape)}".encode()
-    yield flat.view(torch.uint8).numpy().data if flat.numel() else b""
+    yield tensor_bytes(tensor)

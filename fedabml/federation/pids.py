@@ -25,6 +25,7 @@ from ..files.paths import read_text, write
 
 MARK = "FEDABML_SUPERVISOR"  # environment variable of every process under a supervisor: the supervisor's token
 _LIMIT = 1 << 16  # bytes of a record
+_PATIENCE = 30.0  # seconds in which killed processes end
 
 
 @dataclass(frozen=True)
@@ -202,13 +203,13 @@ def members(found: list[Record]) -> list[Identity]:
     return result
 
 
-def end_leftovers(found: list[Record], seconds: float = 30.0) -> int:
+def end_leftovers(found: list[Record]) -> int:
     """Kill every process of the records, and those that they start meanwhile; return how many there were.
 
     Raises InputError if some do not end.
     """
     ended: set[Identity] = set()
-    end = time.monotonic() + seconds
+    end = time.monotonic() + _PATIENCE
     while left := members(found):
         if time.monotonic() > end:
             raise InputError(

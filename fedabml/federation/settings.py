@@ -91,13 +91,13 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def split_address(address: object, subject: str = "server") -> tuple[str, int]:
+def split_address(address: object) -> tuple[str, int]:
     """Return host and port of `host:port` or `[IPv6]:port`. Raises InputError for anything else."""
     host, colon, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
     bracketed = host.startswith("[") and host.endswith("]")
     if not colon or not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535 or (":" in host) != bracketed:
-        raise InputError(f"{subject} must be an address such as fed.example.org:8443; it is {quoted(address)}.")
-    return check_host(host[1:-1] if bracketed else host, subject), int(port)
+        raise InputError(f"server must be an address such as fed.example.org:8443; it is {quoted(address)}.")
+    return check_host(host[1:-1] if bracketed else host, "server"), int(port)
 
 
 _noted: set[tuple[str, ...]] = set()  # files and their retired keys; a process reads a file many times

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from ..files.formats import duration, size
 from .status import ProcessStatus, SiteFolderStatus, SiteStatus, Status
 
 Rows = list[tuple[str, ...]]
@@ -27,22 +28,8 @@ _PARTS = {
 }
 
 
-def duration(seconds: float | None) -> str:
-    """Return a time span for people, such as `2 h 05 min`."""
-    if seconds is None:
-        return "–"
-    if seconds < 120:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def size(count: int) -> str:
-    """Return a number of bytes for people."""
-    for unit, divisor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= divisor:
-            return f"{count / divisor:.1f} {unit}"
-    return f"{count} B"
+def _span(seconds: float | None) -> str:
+    return "–" if seconds is None else duration(seconds)
 
 
 def facts(status: Status) -> list[tuple[str, str]]:
@@ -55,7 +42,7 @@ def facts(status: Status) -> list[tuple[str, str]]:
         ("rounds", f"{status.rounds_done} of {status.rounds}{_repeats(status)}"),
         ("loss", loss),
         *((name, f"{value:.4g}") for name, value in status.scores.items()),
-        ("time left", f"{duration(status.seconds_left)} ({duration(status.seconds_per_round)} a round)"),
+        ("time left", f"{_span(status.seconds_left)} ({_span(status.seconds_per_round)} a round)"),
         ("traffic", f"{size(status.bytes_down)} to the sites, {size(status.bytes_up)} from them"),
         ("rejected", f"{sum(status.reasons.values())} replies" if status.reasons else "none"),
     ]
@@ -159,7 +146,7 @@ def page(status: Status) -> str:
     tiles = [
         Tile("rounds", done, "done of all"),
         Tile("loss", f"{status.losses[-1][1]:.4g}" if status.losses else "–", "training loss of the last round"),
-        Tile("time left", duration(status.seconds_left), f"{duration(status.seconds_per_round)} a round"),
+        Tile("time left", _span(status.seconds_left), f"{_span(status.seconds_per_round)} a round"),
         Tile("traffic", size(status.bytes_down + status.bytes_up), words["traffic"]),
         *(Tile(name, f"{value:.4g}", "of the sites that send scores") for name, value in status.scores.items()),
     ]

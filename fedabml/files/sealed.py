@@ -195,3 +195,11 @@ def group(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors with 'prefix.' before their names; the inverse of `group`."""
     return {f"{prefix}.{name}": t for name, t in tensors.items()}
+
+
+def tensor_bytes(tensor: Tensor) -> memoryview | bytes:
+    """Return the values of a tensor as bytes, the last dimension fastest, for a digest or a message."""
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data if flat.numel() else b""

@@ -15,6 +15,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
+from ..files.sealed import tensor_bytes
+
 
 class Origin(NamedTuple):
     """The name of a frozen parameter, its kind, and the digest of its values."""
@@ -73,5 +75,4 @@ def _register(parameter: nn.Parameter, origin: Origin) -> nn.Parameter:
 
 
 def _origin(name: str, parameter: nn.Parameter) -> Origin:
-    values = parameter.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return Origin(name, tuple(parameter.shape), parameter.dtype, hashlib.sha256(values.data).digest())
+    return Origin(name, tuple(parameter.shape), parameter.dtype, hashlib.sha256(tensor_bytes(parameter)).digest())

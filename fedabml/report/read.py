@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..data.statistics import worst_decile
 from ..errors import InputError
-from ..evaluation.measures import FEW_OF_CLASS, FEW_ROWS, key_of_large
+from ..evaluation.measures import FEW_OF_CLASS, FEW_ROWS, WORST_TENTH, in_present_keys
 from ..files.paths import read_bytes
 from ..files.sealed import check_digest, check_tensors, parse_sealed
 from ..files.sheets import csv_value
@@ -117,25 +117,13 @@ class Run:
         """The number of scored clients that are small."""
         return sum(self.small(c) for c in self.clients if c.values.get(self.metric) is not None)
 
-    @cached_property
-    def _worst_decile(self) -> float | None:
-        """The accuracy of the worst-off tenth of the clients that are not small; `None` where all are small."""
-        accuracies = [v for c in self.clients if (v := c.values.get("accuracy")) is not None and not self.small(c)]
-        return worst_decile(np.array(accuracies)) if accuracies else None
-
     def fact(self, key: str) -> Any:
         """Return a value of the summary or, failing that, of the configuration."""
         value = self.summary.get(key)
         return self.config.get(key) if value is None else value
 
     def number(self, key: str) -> float | None:
-        """Return a finite number by its key. `traffic` is bytes up and down together, per client and round.
-
-        Where a run's summary has a measure without the clients of few rows, it is that of the other clients.
-        """
-        if key == "accuracy_worst_decile" and self.small_clients:
-            return self._worst_decile
-        key = key_of_large(key, self.summary)
+        """Return a finite number by its key. `traffic` is bytes up and down together, per client and round."""
         if key != "traffic":
             return finite(self.fact(key))
         ways = [v for way in ("bytes_up", "bytes_down") if (v := finite(self.summary.get(way))) is not None]
@@ -191,10 +179,10 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 def _read(folder: Path) -> Run:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a run folder. Give a folder that `fedabml train --out` has written.")
-    summary = _object(folder / "summary.json")
+    summary = in_present_keys(_object(folder / "summary.json"))
     digests = summary.get("files")  # older versions wrote none
     digest = digests.get("clients.csv") if isinstance(digests, dict) else None
-    return Run(
+    run = Run(
         folder=folder.resolve(),
         config=_object(folder / "config.json"),
         summary=summary,
@@ -203,6 +191,12 @@ def _read(folder: Path) -> Run:
         manifest=_object(folder / "manifest.json", optional=True),
         unseen=_object(folder / "unseen.json", optional=True),
     )
+    if run.small_clients and WORST_TENTH in summary and f"{WORST_TENTH}_all" not in summary:
+        # Earlier versions wrote that of all clients alone.
+        accuracies = [v for c in run.clients if (v := c.values.get("accuracy")) is not None and not run.small(c)]
+        without = worst_decile(np.array(accuracies)) if accuracies else None
+        run = replace(run, summary=summary | {WORST_TENTH: without, f"{WORST_TENTH}_all": summary[WORST_TENTH]})
+    return run
 
 
 def _damaged(path: Path, problem: str) -> InputError:

@@ -143,11 +143,7 @@ def _scores(run: Run) -> list[Section]:
     def form(measure: Measure, value: float | None) -> str:
         return MISSING if value is None else measure.format(value)
 
-    summary = dict(run.summary)
-    if run.small_clients and WORST_TENTH in summary and f"{WORST_TENTH}_all" not in summary:
-        # Earlier versions wrote that of all clients alone.
-        summary.setdefault(f"{WORST_TENTH}_large", run.number(WORST_TENTH))
-    head, rows = score_cells(summary, form)
+    head, rows = score_cells(run.summary, form)
     rows = [row for row in rows if any(cell.value is not None for cell in row)]
     sections = []
     if rows:

@@ -13,10 +13,9 @@ from ..evaluation.measures import (
     SCORED,
     Measure,
     in_words,
-    key_of_large,
     of_large,
-    size,
 )
+from ..files.formats import size
 from .canvas import finite
 from .page import Cell
 
@@ -42,11 +41,9 @@ def score_cells(summary: Mapping[str, Any], form: Format) -> Cells:
     for key in SCORED:
         if key in summary:
             measure = in_words(MEASURES[key], summary)
-            shown = key_of_large(key, summary)
-            values = {start: f"{start}{shown}" for start in models.values()}
             cells = [
                 Cell(form(measure, value := finite(summary[name])), value) if name in summary else Cell("")
-                for name in values.values()
+                for name in (f"{start}{key}" for start in models.values())
             ]
             rows.append([Cell(" ".join(filter(None, [measure.name, of_large(key, summary)]))), *cells])
     blank = [Cell("")] * (len(models) - 1)

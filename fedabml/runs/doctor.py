@@ -17,7 +17,7 @@ from ..data.files import data_dir
 from ..data.sources import datasets
 from ..engine.autotune import COARSE
 from ..engine.executor import Executor
-from ..evaluation.measures import size
+from ..files.formats import size
 from ..files.limits import host_memory
 from ..version import __version__
 from .prepare import Setup

@@ -7,6 +7,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..files.formats import clock
 from ..files.paths import explain_errors, open_append
 
 if TYPE_CHECKING:
@@ -57,9 +58,3 @@ class RunLog:
         """Write a line that begins with the time."""
         with explain_errors(self.path, "written", "Every finished round is saved. Free some space, then use --resume."):
             self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
-
-
-def clock(seconds: float) -> str:
-    """Return a duration as h:mm:ss."""
-    rounded = int(seconds + 0.5)
-    return f"{rounded // 3600}:{rounded // 60 % 60:02d}:{rounded % 60:02d}"

@@ -23,7 +23,7 @@ from .. import models
 from ..arguments import checked_integer, is_number, is_whole
 from ..data import Federation
 from ..errors import InputError
-from ..files.sealed import group, prefixed
+from ..files.sealed import group, prefixed, tensor_bytes
 from ..files.user_code import UserCode
 from ..likelihoods import Likelihood, StepCategorical
 from ..models.adapters import Adapter, materialised
@@ -162,7 +162,7 @@ def body_digest(network: Network) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(network.to("cpu", torch.float32).constants.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(tensor_bytes(tensor))
     return digest.hexdigest()
 
 

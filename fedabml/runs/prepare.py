@@ -24,6 +24,7 @@ from ..engine.label_level import choose
 from ..engine.server import cohort_size
 from ..engine.setting import Cohort, Place, Setting
 from ..errors import InputError, shortened
+from ..files.sealed import tensor_bytes
 from ..likelihoods import GaussianNoise, Likelihood
 from ..vectors import Network
 from ..version import __version__
@@ -227,7 +228,7 @@ def _fingerprint(network: Network) -> str:
     """Return a hash of where training starts: the initial weights and the constants of the module."""
     digest = hashlib.sha256()
     for name, tensor in sorted({"": network.initial, **network.constants}.items()):
-        digest.update(name.encode() + tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(name.encode() + tensor_bytes(tensor))
     return digest.hexdigest()
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from ..evaluation.measures import size
-from .log import RunTimer, clock
+from ..files.formats import clock, size
+from .log import RunTimer
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -351,10 +351,14 @@ def _range_limits(usual: float, raised: Any) -> Limits:
 
 
 def _density(tensors: Mapping[str, Tensor]) -> FeatureDensity:
-    """Return a density of features from a file. Raises an error where its arrays do not fit together."""
-    density = FeatureDensity(**{name: tensor.double().numpy() for name, tensor in tensors.items()})
-    h = len(density.mean)
-    if density.means.shape[1:] != (h,) or any(w.shape != (h, h) for w in (density.whitening, density.background)):
+    """Return a density of features from a file. Raises an error where its arrays do not fit together.
+
+    Files of earlier versions also hold the Gaussian of all features together, which no check uses.
+    """
+    arrays = {name: tensor.double().numpy() for name, tensor in tensors.items() if name not in ("mean", "background")}
+    density = FeatureDensity(**arrays)
+    h = len(density.whitening)
+    if density.means.shape[1:] != (h,) or density.whitening.shape != (h, h):
         raise ValueError("a density of features of another shape")
     return density
 

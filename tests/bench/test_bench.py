@@ -52,10 +52,15 @@ def both(work, fed, algorithm, rounds=2, **options):
     for _ in range(rounds):
         loop.prepare()
         losses.append((sim.step()["loss"], loop.step()))
-    ends = [(sim.shared["mean"], loop.vector(loop.mean))]
+    ends = [(sim.shared["mean"], vector(loop, loop.mean))]
     if "logstd" in sim.shared:
-        ends.append((sim.shared["logstd"], loop.vector(loop.logstd)))
+        ends.append((sim.shared["logstd"], vector(loop, loop.logstd)))
     return losses, ends
+
+
+def vector(loop, buffer):
+    """The values of one of the loop's buffers in the order of the engine's vectors."""
+    return torch.cat([view.reshape(-1) for view in loop.views(buffer)])
 
 
 def agree(losses, ends, tolerance=1e-9):
@@ -175,13 +180,13 @@ def test_records_and_tables(monkeypatch, caplog):
         assert record["agree"] and record["apart"] < 1e-4 and record["ratio"]["loop"] > 0
         assert ("loop_sgd" in record["ratio"]) == (name == "fedavg")
         records.append({"kind": "loop", "algorithm": name, **record})
-    step = measure.race_steps(terms)
+    step = cells.race_steps(terms)
     assert step["ratio"].keys() == {"fedabml", "fedabml-batch"} and step["steps"] == work.steps
     monkeypatch.setattr(programs, "compile_program", lambda function, inputs, warn: function)  # which takes long
-    both = measure.race_steps(terms._replace(compile=True))
+    both = cells.race_steps(terms._replace(compile=True))
     assert "neither recorded nor compiled" not in caplog.text
     assert both["ratio"].keys() == {f"fedabml{kind}{how}" for kind in ("", "-batch") for how in ("", " compiled")}
-    graphs = measure.race_graphs(terms, fedabml.FedAvg(lr=0.1))
+    graphs = cells.race_graphs(terms, fedabml.FedAvg(lr=0.1))
     assert graphs["ratio"].keys() == {"launches"} and graphs["warm"].keys() == {"graphs", "launches"}
     records += [
         {"kind": "step", **step},
@@ -190,7 +195,7 @@ def test_records_and_tables(monkeypatch, caplog):
         {"cell": "x", "error": "no"},
     ]
     saved = json.loads(json.dumps(records))
-    made = [*table.tables(saved), table.rooflines(saved[:2], {"float32": 1e11, "bytes": 1e10})]
+    made = [*table.tables(saved), cells.rooflines(saved[:2], {"float32": 1e11, "bytes": 1e10})]
     assert len(made) == 4
     for each in made:
         assert all(len(row) == len(each.head) for row in each.rows) and each.markdown().startswith("## ")
@@ -198,7 +203,7 @@ def test_records_and_tables(monkeypatch, caplog):
     products = 16 * 200 + 200 * 200 + 200 * 3
     flops = 2 * work.batch * (3 * products - 16 * 200) * work.cohort
     assert records[0]["roofline"]["flops"] == flops and records[1]["roofline"]["flops"] == 5 * flops
-    least, binding = measure.floor(records[0], {"float32": flops, "bytes": 1e30})
+    least, binding = cells.floor(records[0], {"float32": flops, "bytes": 1e30})
     assert least == 1 and binding == "operations"
 
 

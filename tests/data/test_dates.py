@@ -98,7 +98,9 @@ def test_the_ranges_name_a_date_that_was_never_seen():
     days = [(monday + pd.Timedelta(days=7 * (i // 5) + i % 5)).strftime("%Y-%m-%d") for i in range(600)]
     recipe = read(table(600, admitted=days), dates=["admitted"]).recipe
     odd = pd.DataFrame({"age": [3.5, 3.5], "admitted": ["2025-06-14", "2044-01-04"]})
-    saturday, far = recipe.ranges.flags(recipe.raw_columns(odd))
+    columns, limit = recipe.raw_columns(odd), recipe.ranges.threshold()
+    marks = {name: found > limit for name, found in recipe.ranges.novelties(columns).items()}
+    saturday, far = recipe.ranges.sentences(columns, marks)
     assert saturday == {"admitted weekday": "admitted weekday is 'Saturday', seen in fewer than 5 rows"}
     assert list(far) == ["admitted year"] and "only 2.0% of the values are above" in far["admitted year"]
 

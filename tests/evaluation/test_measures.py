@@ -12,10 +12,8 @@ from fedabml.evaluation.measures import (
     MEASURES,
     POOLED,
     decimals,
-    duration,
     in_words,
     main_measure,
-    size,
     tuning_measures,
 )
 
@@ -26,11 +24,6 @@ from fedabml.evaluation.measures import (
 )
 def test_small_numbers_keep_three_digits(value: float, words: str) -> None:
     assert decimals(value) == words
-
-
-def test_sizes_and_durations_have_the_unit_that_fits() -> None:
-    assert [size(v) for v in (0, 999, 2048, 3 << 20, 5 << 30)] == ["0 B", "999 B", "2 KiB", "3 MiB", "5.0 GiB"]
-    assert [duration(v) for v in (4.25, 200, 7500)] == ["4.25 s", "3 min 20 s", "2 h 5 min"]
 
 
 def test_a_measure_has_one_heading_and_two_formats() -> None:

@@ -39,7 +39,7 @@ def test_a_search_leaves_out_clients_of_few_rows_as_pages_do(large, value, who):
         f"base_{key}_large": 0.3,
         "base_nll": 0.7,
     }
-    result = Result("", "fedavg", {}, [Score({}, summary, {})])
+    result = Result.of(Result("[{}]", "fedavg", {}, [Score({}, summary, {})]).line())
     trial = search.trial(0, search.start, [result], key)
     assert (trial.value, trial.rank, trial.who, trial.base) == (value, (value, -0.5), who, (0.3, 0.7))
     tuned = Tuned({"fedavg": [trial]}, key, None)

@@ -163,6 +163,15 @@ def kept_of(coordinator, sites):
     return states
 
 
+def assert_simulated(coordinator, sites, sim, tolerance=0.0):
+    """Compare the shared state and every site's kept state with the simulator's."""
+    assert_equal(coordinator.saved.state.shared, sim.shared, tolerance)
+    kept = kept_of(coordinator, sites)
+    assert set(kept) == set(sim.kept.states)
+    for client, state in sim.kept.states.items():
+        assert_equal(kept[client], state, tolerance)
+
+
 def hyper_of(algorithm):
     """Return decay, momentum of the server, averages and sample weights, where an algorithm has them."""
     names = {field.name for field in dataclasses.fields(make(algorithm))}

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from fedabml.algorithms import REGISTRY
-from tests.federation.in_process import Wire, assert_equal, hyper_of, kept_of, lead, rounds_of, set_up, simulation
+from tests.federation.in_process import (
+    Wire,
+    assert_equal,
+    assert_simulated,
+    hyper_of,
+    lead,
+    rounds_of,
+    set_up,
+    simulation,
+)
 from tests.tiers import FAMILIES, nightly_but
 
 
@@ -17,12 +26,9 @@ def test_a_federation_is_bit_equal_to_the_simulator(tmp_path, algorithm):
     sim = simulation(server, coordinator.card)
     lines = rounds_of(events)
     assert [line["round"] for line in lines] == [1, 2, 3]
-    for part in ("shared", "average", "velocity"):
+    for part in ("average", "velocity"):
         assert_equal(getattr(coordinator.saved.state, part), getattr(sim.server, part))
-    kept = kept_of(coordinator, sites)
-    assert set(kept) == set(sim.kept.states)
-    for client, state in sim.kept.states.items():
-        assert_equal(kept[client], state)
+    assert_simulated(coordinator, sites, sim)
     assert [line["loss"] for line in lines] == [line["loss"] for line in sim.lines]
     assert not any(line["rejected"] or line["missing"] for line in lines)
 
@@ -34,10 +40,7 @@ def test_other_ways_to_compute_agree_in_float64(tmp_path, algorithm, place):
     server, sites = set_up(tmp_path, algorithm=algorithm, hyper=hyper_of(algorithm), dtype="float64")
     coordinator, _ = lead(server, Wire(server, sites))
     sim = simulation(server, coordinator.card, **place)
-    assert_equal(coordinator.saved.state.shared, sim.shared, 1e-9)
-    kept = kept_of(coordinator, sites)
-    for client, state in sim.kept.states.items():
-        assert_equal(kept[client], state, 1e-9)
+    assert_simulated(coordinator, sites, sim, 1e-9)
 
 
 def test_all_sites_take_part_in_every_round(tmp_path):

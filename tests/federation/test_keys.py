@@ -103,10 +103,9 @@ def test_a_key_of_another_authority_is_refused():
 
 
 @needs_cryptography
-def test_site_keys_have_one_public_key_in_three_forms():
+def test_site_keys_have_one_public_key_in_both_forms():
     site, other = keys.make_site_keys(), keys.make_site_keys()
     assert site.public.startswith(b"ecdsa-sha2-nistp384 ") and keys.public_pem(site.public) == site.pem
-    assert keys.ssh_public_key(site.pem) == site.public
     assert len(site.secret) == keys.SECRET_BYTES and site.secret != other.secret and site.pem != other.pem
     keys.check_site_keys(site.private, site.public)
     with pytest.raises(InputError, match="do not belong together"):
@@ -119,7 +118,6 @@ def test_damaged_keys_are_refused(content):
     site = keys.make_site_keys()
     for check in (
         lambda: keys.public_pem(content),
-        lambda: keys.ssh_public_key(content.decode()),
         lambda: keys.check_site_keys(content, site.public),
         lambda: keys.check_site_keys(site.private, content),
     ):

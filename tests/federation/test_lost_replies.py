@@ -11,7 +11,15 @@ from fedabml.errors import TrainingError
 from fedabml.federation import coordinator as leading
 from fedabml.federation import rewind
 from fedabml.federation.messages import Arrival
-from tests.federation.in_process import Wire, assert_equal, kept_of, lead, rounds_of, set_up, simulation
+from tests.federation.in_process import (
+    Wire,
+    assert_equal,
+    assert_simulated,
+    lead,
+    rounds_of,
+    set_up,
+    simulation,
+)
 from tests.tiers import nightly_but
 
 KEEPERS = nightly_but({"scaffold"}, ("scaffold", "ditto", "fedpop"))
@@ -31,11 +39,7 @@ def assert_in_step(server, sites, coordinator, events):
     lines = rounds_of(events)
     participants = [numbers(line["valid"]) for line in lines]
     sim = simulation(server, coordinator.card, participants=participants)
-    assert_equal(coordinator.saved.state.shared, sim.shared)
-    kept = kept_of(coordinator, sites)
-    assert set(kept) == set(sim.kept.states)
-    for client, state in sim.kept.states.items():
-        assert_equal(kept[client], state)
+    assert_simulated(coordinator, sites, sim)
     return participants
 
 
@@ -116,11 +120,7 @@ def test_a_killed_coordinator_is_followed_by_another_one(tmp_path, monkeypatch, 
     assert killed
     coordinator, events = lead(server, wire)
     sim = simulation(server, coordinator.card)
-    assert_equal(coordinator.saved.state.shared, sim.shared)
-    kept = kept_of(coordinator, sites)
-    assert set(kept) == set(sim.kept.states)
-    for client, state in sim.kept.states.items():
-        assert_equal(kept[client], state)
+    assert_simulated(coordinator, sites, sim)
     done = [line["round"] for line in rounds_of(seen) + rounds_of(events)]
     assert done == ([1, 3] if moment == "after the save" else [1, 2, 3])
 
@@ -202,8 +202,4 @@ def test_after_a_poison_a_federation_goes_back_to_the_state_before_it(tmp_path, 
     assert [line["round"] for line in rounds_of(events)] == [9, 10, 11, 12, 13]
     assert not any(line["rejected"] for line in rounds_of(events))  # no site has lost what it kept
     sim = simulation(server, coordinator.card)
-    assert_equal(coordinator.saved.state.shared, sim.shared)
-    kept = kept_of(coordinator, sites)
-    assert set(kept) == set(sim.kept.states)
-    for client, state in sim.kept.states.items():
-        assert_equal(kept[client], state)
+    assert_simulated(coordinator, sites, sim)

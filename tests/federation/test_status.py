@@ -15,14 +15,12 @@ from fedabml.federation.run_keeper import RUN_FILE
 from fedabml.federation.settings import Settings, SiteSettings
 from fedabml.federation.status import read, read_site
 from fedabml.federation.status_page import (
-    duration,
     facts,
     page,
     process_rows,
     rejected_rows,
     site_facts,
     site_rows,
-    size,
     split_rows,
 )
 from fedabml.files.sealed import write_json
@@ -289,10 +287,5 @@ def test_the_state_follows_rounds_and_failures(supervised):
 
 
 # -- words ----------------------------------------------------------------------------------------------------------
-def test_spans_and_sizes():
-    assert [duration(x) for x in (None, 0.5, 12.3, 125, 7500)] == ["–", "0.50 s", "12 s", "2 min", "2 h 05 min"]
-    assert [size(x) for x in (0, 999, 1500, 2_500_000, 3 * 10**9)] == ["0 B", "999 B", "1.5 kB", "2.5 MB", "3.0 GB"]
-
-
 def test_clean_is_short_and_printable():
     assert clean("a\tb\nc\x1b[0m") == "a b c [0m" and len(clean("x" * 10**6)) == 300 and clean(7) == "7"

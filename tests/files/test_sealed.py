@@ -10,7 +10,15 @@ import torch
 
 from fedabml.errors import InputError
 from fedabml.files.paths import MAX_TEXT, open_regular, read_bytes, write, write_aside
-from fedabml.files.sealed import read_json, read_tensors, sealed_text, warn_if_changed, write_json, write_tensors
+from fedabml.files.sealed import (
+    read_json,
+    read_tensors,
+    sealed_text,
+    tensor_bytes,
+    warn_if_changed,
+    write_json,
+    write_tensors,
+)
 
 FACTS = {"kind": "test", "name": "Zoë", "numbers": [1, 0.1, None]}
 TENSORS = {"a": torch.arange(3.0), "b": torch.eye(2, dtype=torch.float64)}
@@ -130,3 +138,11 @@ def test_a_changed_text_is_reported(tmp_path, caplog):
     assert not caplog.text
     warn_if_changed(path.read_text().replace("a = 1", "a = 2"), path)
     assert "was changed since it was written" in caplog.text
+
+
+def test_the_bytes_of_a_tensor_are_those_of_its_values_row_by_row():
+    table = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    assert bytes(tensor_bytes(table.T)) == bytes.fromhex("0000803f 00004040 00000040 00008040")
+    assert bytes(tensor_bytes(torch.tensor(-2, dtype=torch.int16))) == bytes.fromhex("feff")
+    assert bytes(tensor_bytes(torch.ones(1, dtype=torch.bfloat16))) == bytes.fromhex("803f")
+    assert bytes(tensor_bytes(torch.zeros(0, 3))) == b""

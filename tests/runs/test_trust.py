@@ -609,6 +609,9 @@ def test_damaged_feature_maps_are_refused(seen):
             Trust.unpack({n: t for n, t in tensors.items() if n != name}, facts)
         with pytest.raises((TypeError, ValueError)):
             Trust.unpack(tensors | {name: tensors[name][:, :-1]}, facts)
+    former = {f"{part}{name}": torch.eye(4) for part in ("", "map0.") for name in ("mean", "background")}
+    again = Trust.unpack(tensors | former, facts)
+    np.testing.assert_array_equal(again.density.whitening, seen[0].trust.density.whitening)
     without = {n: t for n, t in tensors.items() if not n.startswith("map1")}
     with pytest.raises(ValueError, match="scale"):
         Trust.unpack(without, facts)

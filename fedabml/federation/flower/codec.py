@@ -22,6 +22,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 from ...errors import InputError
 from ...files.limits import parse_json
+from ...files.sealed import tensor_bytes
 from ..macs import is_genuine, order_mac, reply_mac
 from ..messages import KINDS, Order, Reply, State
 
@@ -49,7 +50,7 @@ class Packed:
 
     def __init__(self, tensors: State) -> None:
         self.index = [[name, _dtype(name, tensor), list(tensor.shape)] for name, tensor in tensors.items()]
-        self.data = b"".join(map(_bytes, tensors.values()))
+        self.data = b"".join(map(tensor_bytes, tensors.values()))
         self.record: ArrayRecord | None = None
         if len(self.data) > INLINE:
             array = Array(dtype="uint8", shape=(len(self.data),), stype=STYPE, data=self.data)
@@ -60,11 +61,6 @@ def _dtype(name: str, tensor: torch.Tensor) -> str:
     if tensor.dtype not in _NAMES:
         raise InputError(f"The tensor '{name}' has the dtype {tensor.dtype}, which a message cannot carry.")
     return _NAMES[tensor.dtype]
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def order_content(order: Order, secret: bytes, packed: Packed | None = None) -> RecordDict:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -110,13 +109,13 @@ class Link:
 
 
 class Heartbeat:
-    """A thread that keeps a task alive while its worker computes: `with Heartbeat(link, ended): …`.
+    """A thread that keeps a task alive while its worker computes: `with Heartbeat(link): …`.
 
-    `ended` is called, in that thread, when the server answers that the task is over.
+    It stops when the server answers that the task is over; the worker's own calls find out.
     """
 
-    def __init__(self, link: Link, ended: Callable[[], None] | None = None) -> None:
-        self._link, self._ended = link, ended
+    def __init__(self, link: Link) -> None:
+        self._link = link
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -139,7 +138,5 @@ class Heartbeat:
             except (Away, httpx.HTTPError, ValueError, RuntimeError):
                 alive = True  # the server is away, or the worker has closed the link: its own calls decide
             if not alive:
-                if self._ended is not None and not self._stop.is_set():
-                    self._ended()
                 return
             self._stop.wait(HEARTBEAT)
