@@ -110,9 +110,9 @@ def _layer(saved: Request, out: Path) -> dict[str, object]:
 
 def parse_algorithms(text: str) -> list[str]:
     """Return the algorithms that --algorithms names: all, or some; those in a user's file are imported."""
-    from ..algorithms import named
+    from ..algorithms import register_user_algorithm
 
-    words = [named(word) for word in split_words(text)]
+    words = [register_user_algorithm(word) for word in split_words(text)]
     if "all" in words and len(words) > 1:
         raise InputError(f"--algorithms all stands alone, because it names every algorithm; it is '{text}'.")
     return list(names("algorithm")) if words == ["all"] else words

@@ -171,7 +171,10 @@ def import_code(algorithm: str | None = None, model: str | None = None) -> dict[
     """Import an algorithm and a network that flags name, such as mine.py:Net; return the names that they then have."""
     from .. import algorithms, models
 
-    names = {"algorithm": algorithm and algorithms.named(algorithm), "model": model and models.named(model)}
+    names = {
+        "algorithm": algorithm and algorithms.register_user_algorithm(algorithm),
+        "model": model and models.register_user_network(model),
+    }
     return {flag: name for flag, name in names.items() if name}
 
 

@@ -22,12 +22,12 @@ from typing import Any
 from torch import nn
 
 from ..accel.process import borrowed
-from ..algorithms import REGISTRY, Algorithm, make, name_of, named
+from ..algorithms import REGISTRY, Algorithm, make, name_of, register_user_algorithm
 from ..arguments import check, checked_integer, checks_arguments
 from ..data import Federation, read_table
 from ..data.table import as_columns
 from ..errors import InputError, nearest, quoted
-from ..models import named as named_model
+from ..models import register_user_network
 from ..runs import presets
 from ..runs.config import DATA_KEYS, TABLE_KEYS, RunConfig, Table, read_toml, without_commands
 from . import compare as comparing
@@ -138,9 +138,9 @@ def _algorithms(algorithms: Iterable[Any]) -> list[tuple[str, Table]]:
 def _algorithm(algorithm: Any) -> tuple[str, Table]:
     """Return the registered name of an algorithm, and the hyperparameters that an object has set otherwise."""
     if isinstance(algorithm, str):
-        return named(algorithm), {}
+        return register_user_algorithm(algorithm), {}
     if isinstance(algorithm, Algorithm):
-        named(type(algorithm))  # a class of the caller's gets a name
+        register_user_algorithm(type(algorithm))  # a class of the caller's gets a name
         name = name_of(algorithm)
         default_values = make(name).values()
         return name, {key: v for key, v in algorithm.values().items() if v != default_values[key]}
@@ -233,7 +233,7 @@ def _setting(
                 raise InputError(f"{call}: '{name}' chooses data, but the data are given already. Leave '{name}' out.")
     table = {name: keys.pop(name) for name in (*TABLE_KEYS, "task", "drop_small") if frame is not None and name in keys}
     if isinstance(model, str):
-        keys["model"] = named_model(model)
+        keys["model"] = register_user_network(model)
     module = model if isinstance(model, nn.Module) else None
     layers = [presets.layer(preset, keys.get("dataset", file.get("dataset")))] if preset else []
     layers += [file, keys]

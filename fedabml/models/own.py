@@ -16,7 +16,7 @@ _READ = (".json", ".safetensors")  # files of a folder that decide what its mode
 OWN: dict[str, UserCode] = {}  # classes and functions in users' files, by name
 
 
-def named(name: str) -> str:
+def register_user_network(name: str) -> str:
     """Return the name by which `build` knows a network; `mine.py:Net` is imported and registered as Net.
 
     Only a name that a person gave may be passed, because the file is executed. Raises InputError if it has no such

@@ -82,7 +82,7 @@ def make_network(
         if names := module.without_weights:
             note = f"'{source}' has no weights for {', '.join(map(str, names))}: these start at random numbers."
     elif isinstance(model, str):
-        model = models.named(model)
+        model = models.register_user_network(model)
         spec = {"name": model, "shape": shape, "outputs": outputs, "options": own}
         spec |= {"code": models.OWN[model].digest} if model in models.OWN else {}
         module = models.build(model, shape, outputs, seed, **own)

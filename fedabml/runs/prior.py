@@ -249,7 +249,7 @@ def load_prior(
     """
     path = Path(path) / "shared.safetensors" if Path(path).is_dir() else path
     if algorithm is not None:
-        algorithms.named(algorithm)
+        algorithms.register_user_algorithm(algorithm)
     with _opened(path, "prior", model) as (tensors, metadata, input_spec):
         name = metadata["algorithm"]["name"]
         made = algorithms.remake(name, metadata["algorithm"]["hyper"])
@@ -297,7 +297,7 @@ def _opened(
 
     Raises InputError for a file with another content than `content`, or with weights that are not finite floats.
     """
-    own = models.named(model) if isinstance(model, str) and not models.is_folder(model) else None
+    own = models.register_user_network(model) if isinstance(model, str) and not models.is_folder(model) else None
     tensors, metadata = read_tensors(path)
     if metadata.get("kind") != content:
         raise InputError(f"'{path}' holds a {metadata.get('kind', 'checkpoint')}, not a {content}.")
