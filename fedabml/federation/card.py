@@ -28,7 +28,7 @@ from .. import algorithms, likelihoods
 from ..algorithms.base import Algorithm, State
 from ..arguments import checked_integer
 from ..data import Federation
-from ..engine.autotune import dtype_of
+from ..engine.autotune import set_precision
 from ..engine.setting import Place, Setting
 from ..errors import InputError, quoted
 from ..files.paths import Name
@@ -102,7 +102,7 @@ class Card:
         Everything that a machine might choose by its speed is fixed, so that every site computes the same bits.
         """
         cpu = torch.device("cpu")
-        arithmetic = dtype_of(self.dtype, cpu)
+        arithmetic = set_precision(self.dtype, cpu)
         return Place(cpu, arithmetic.vectors, arithmetic.network, "loop", chunk=1, workers=1)
 
     def setting(self, fed: Federation, number: int) -> Setting:

@@ -19,7 +19,7 @@ from ..accel.process import borrowed, keep_freed_memory
 from ..algorithms import Algorithm, FedABML
 from ..arguments import checked_integer, checks_arguments
 from ..data import Federation
-from ..engine.autotune import COARSE, backend_of, chunk_of, device_of, dtype_of, lane_bytes
+from ..engine.autotune import COARSE, choose_backend, chunk_of, device_of, lane_bytes, set_precision
 from ..engine.label_level import choose
 from ..engine.server import cohort_size
 from ..engine.setting import Cohort, Place, Setting
@@ -109,7 +109,7 @@ def prepare(
     made = make_network(model, fed, likelihood, seed, model_options, pretrained, train, lora_rank)
     target = device_of(device)
     requested, dtype = dtype, "float32" if algorithm.needs_full_precision and dtype in COARSE else dtype
-    arithmetic = dtype_of(dtype, target)
+    arithmetic = set_precision(dtype, target)
     if target.type == "cpu":
         keep_freed_memory()
     fed, network, unscaled = take_tokens(fed, made.network)
@@ -118,9 +118,9 @@ def prepare(
     probe = torch.as_tensor((raw - np.asarray(fed.shift)) / np.asarray(fed.scale)).float()
     algorithm.init(network.initial, network.layout)  # raises before anything is written
     likelihood.check(_probed(network, probe, torch.as_tensor(raw)))
-    way, note = backend_of(backend, network.to("cpu", torch.float32), probe, target)
-    backend, workers = way.backend, way.workers if workers is None else workers
-    channels_last = way.channels_last if channels_last is None else channels_last
+    execution, note = choose_backend(backend, network.to("cpu", torch.float32), probe, target)
+    backend, workers = execution.backend, execution.workers if workers is None else workers
+    channels_last = execution.channels_last if channels_last is None else channels_last
     width = min(batch_size, int(fed.train.counts.max()))
     lane = lane_bytes(network, algorithm, width, raw[0].size, arithmetic.vectors.itemsize)
     chunk = chunk_of(lane, target, fed.clients) if chunk is None else chunk

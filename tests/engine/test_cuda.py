@@ -269,10 +269,10 @@ def test_a_step_that_cannot_be_captured_is_launched(caplog):
 )
 def test_convolutions_of_lanes_are_those_of_torch(geometry, dtype, close):
     from fedabml.accel.convolutions import conv2d
-    from fedabml.engine.autotune import dtype_of
+    from fedabml.engine.autotune import set_precision
 
     channels, out, kernel, stride, padding, size = geometry
-    kind = dtype_of(dtype, torch.device("cuda")).network
+    kind = set_precision(dtype, torch.device("cuda")).network
     g = torch.Generator().manual_seed(0)
     x = torch.randn(3, 5, channels, size, size, generator=g).cuda()
     w = (torch.randn(3, out, channels, kernel, kernel, generator=g) / (channels**0.5 * kernel)).cuda()
@@ -284,7 +284,7 @@ def test_convolutions_of_lanes_are_those_of_torch(geometry, dtype, close):
     for ours, theirs in zip(made(conv2d, kind), made(torch.nn.functional.conv2d, torch.float64), strict=True):
         assert ours.dtype == kind
         assert (ours.double() - theirs).norm() <= close * theirs.norm()
-    dtype_of("float32", torch.device("cuda"))
+    set_precision("float32", torch.device("cuda"))
 
 
 PRODUCTS = [(20, 50, 784, 10), (15, 50, 784, 200), (15, 50, 200, 62), (3, 7, 13, 5), (1, 300, 65, 70), (150, 9, 90, 12)]
@@ -293,10 +293,10 @@ PRODUCTS = [(20, 50, 784, 10), (15, 50, 784, 200), (15, 50, 200, 62), (3, 7, 13,
 @pytest.mark.parametrize(("dtype", "close"), [("float32", 3e-6), ("tf32", 2e-3), ("bf16", 1e-2)])
 @pytest.mark.parametrize("sizes", PRODUCTS, ids=str)
 def test_products_of_lanes_are_those_of_torch(sizes, dtype, close):
-    from fedabml.engine.autotune import dtype_of
+    from fedabml.engine.autotune import set_precision
 
     lanes, rows, length, outs = sizes
-    kind = dtype_of(dtype, torch.device("cuda")).network
+    kind = set_precision(dtype, torch.device("cuda")).network
     g = torch.Generator().manual_seed(0)
     x = torch.randn(lanes, rows, length, generator=g).cuda().to(kind)
     vector = torch.randn(lanes, outs * length + outs + 2, generator=g).cuda().to(kind)  # as weights lie in practice
@@ -316,7 +316,7 @@ def test_products_of_lanes_are_those_of_torch(sizes, dtype, close):
         assert own.dtype == kind and own.shape == exact.shape
         assert (own.double() - exact).norm() <= close * exact.norm()
     assert ours[2].is_contiguous()  # as the weights
-    dtype_of("float32", torch.device("cuda"))
+    set_precision("float32", torch.device("cuda"))
 
 
 @pytest.mark.parametrize(

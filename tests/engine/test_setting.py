@@ -19,7 +19,7 @@ from fedabml import FedABML, FedAvg, GaussianNoise, InputError, rng
 from fedabml.algorithms import make
 from fedabml.algorithms.hyper import hyper
 from fedabml.engine import autotune as backend
-from fedabml.engine.autotune import Way, backend_of, chunk_of, device_of, lane_bytes
+from fedabml.engine.autotune import Execution, choose_backend, chunk_of, device_of, lane_bytes
 from fedabml.engine.checkpoint import Checkpoint
 from fedabml.engine.client import _flagged, client_round, personalise, personalise_after, predict
 from fedabml.engine.executor import Executor, padding, segments
@@ -449,11 +449,11 @@ def test_backends_and_devices_by_name():
     linear, conv = Network(nn.Linear(2, 2)), Network(nn.Conv2d(1, 1, 3))
     row, image = torch.zeros(2, 2), torch.zeros(2, 1, 4, 4)
     for network, x in ((linear, row), (conv, image)):
-        assert backend_of("auto", network, x, cpu)[0].backend in ("vmap", "loop")
-        assert backend_of("auto", network, x, torch.device("cuda")) == (Way("vmap", 1), "")
-    assert backend_of("loop", linear, row, cpu)[0].backend == "loop"
+        assert choose_backend("auto", network, x, cpu)[0].backend in ("vmap", "loop")
+        assert choose_backend("auto", network, x, torch.device("cuda")) == (Execution("vmap", 1), "")
+    assert choose_backend("loop", linear, row, cpu)[0].backend == "loop"
     with pytest.raises(fedabml.InputError, match="Did you mean 'vmap'"):
-        backend_of("vmapp", linear, row, cpu)
+        choose_backend("vmapp", linear, row, cpu)
     assert device_of("cpu") == cpu
     for name in ("gpu7", "meta"):
         with pytest.raises(fedabml.InputError, match=r"[Dd]evice"):
@@ -463,40 +463,40 @@ def test_backends_and_devices_by_name():
 def test_the_faster_way_is_found_once_and_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDABML_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    times = {Way("vmap", 2): 3.0, Way("vmap", 1): 3.5, Way("loop", 2): 1.4, Way("loop", 1): 1.2}
-    times |= {Way("loop", 2, channels_last=True): 1.1, Way("loop", 1, channels_last=True): 1.0}
+    times = {Execution("vmap", 2): 3.0, Execution("vmap", 1): 3.5, Execution("loop", 2): 1.4, Execution("loop", 1): 1.2}
+    times |= {Execution("loop", 2, channels_last=True): 1.1, Execution("loop", 1, channels_last=True): 1.0}
     ran = []
     monkeypatch.setattr(backend._Trial, "seconds", lambda trial, way: (ran.append(way), times[way])[1])
     conv, image, cpu = Network(nn.Conv2d(1, 1, 3)), torch.rand(2, 1, 5, 5), torch.device("cpu")
-    assert backend_of("auto", conv, image, cpu) == (Way("loop", 1, channels_last=True), "") and set(ran) == set(times)
-    times |= {Way("vmap", 2): 1.02, Way("vmap", 1): 1.0}  # a tie goes to the batched program, and to threads
+    one_by_one = Execution("loop", 1, channels_last=True)
+    assert choose_backend("auto", conv, image, cpu) == (one_by_one, "") and set(ran) == set(times)
+    times |= {Execution("vmap", 2): 1.02, Execution("vmap", 1): 1.0}  # a tie: the batched program, in threads
     ran.clear()
-    assert backend_of("auto", conv, image, cpu) == (Way("loop", 1, channels_last=True), "") and not ran
+    assert choose_backend("auto", conv, image, cpu) == (one_by_one, "") and not ran
     with monkeypatch.context() as elsewhere:  # another processor, that shares this home
         elsewhere.setattr(backend, "hardware", lambda device: "Another CPU @ 1 GHz")
-        assert backend_of("auto", conv, image, cpu) == (Way("vmap", 2), "") and ran
+        assert choose_backend("auto", conv, image, cpu) == (Execution("vmap", 2), "") and ran
     ran.clear()
-    assert (
-        backend_of("auto", conv, image, cpu) == (Way("loop", 1, channels_last=True), "") and not ran
-    )  # both are remembered
-    assert backend_of("auto", Network(nn.Conv2d(1, 2, 3)), image, cpu) == (Way("vmap", 2), "") and ran  # another model
-    assert backend_of("loop", conv, image, cpu) == (
-        Way("loop", 1, channels_last=True),
+    assert choose_backend("auto", conv, image, cpu) == (one_by_one, "") and not ran  # both are remembered
+    other_model = Network(nn.Conv2d(1, 2, 3))
+    assert choose_backend("auto", other_model, image, cpu) == (Execution("vmap", 2), "") and ran
+    assert choose_backend("loop", conv, image, cpu) == (
+        Execution("loop", 1, channels_last=True),
         "",
     )  # chosen by name, with threads of its own
     (tmp_path / "cache" / "backends.json").write_text("{ broken")
-    assert backend_of("auto", conv, image, cpu) == (Way("vmap", 2), "")
+    assert choose_backend("auto", conv, image, cpu) == (Execution("vmap", 2), "")
     (tmp_path / "cache" / "backends.json").write_text('{"a": ["vmap", 0], "b": 3, "c": ["loop", "x"]}')
-    assert backend_of("auto", conv, image, cpu) == (Way("vmap", 2), "")
+    assert choose_backend("auto", conv, image, cpu) == (Execution("vmap", 2), "")
     monkeypatch.setenv("FEDABML_CACHE", str(tmp_path / "cache" / "backends.json" / "no folder"))
-    assert backend_of("auto", conv, image, cpu) == (Way("vmap", 2), "")
+    assert choose_backend("auto", conv, image, cpu) == (Execution("vmap", 2), "")
 
 
 def test_the_trial_runs_in_every_way():
     trial = backend._Trial(Network(nn.Linear(2, 2)), torch.zeros(2, 2))
     for name in ("vmap", "loop"):
         for workers in (1, 2):
-            assert trial.seconds(Way(name, workers)) > 0
+            assert trial.seconds(Execution(name, workers)) > 0
 
 
 class Viewing(nn.Module):
@@ -539,7 +539,7 @@ def test_a_large_network_is_tried_on_less(monkeypatch):
     monkeypatch.setattr(backend, "SLOW", 0)
     trial.fit()
     assert (trial.lanes, trial.times, len(trial.x)) == (4, 1, 8) and trial.name == name
-    assert trial.seconds(Way("vmap", 2)) > 0
+    assert trial.seconds(Execution("vmap", 2)) > 0
 
 
 class Branching(nn.Module):

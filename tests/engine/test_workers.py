@@ -131,14 +131,14 @@ def test_threads_change_nothing(fed, name, backend):
 @pytest.mark.slow
 def test_a_resumed_run_shares_its_clients_out_as_before(fed, tmp_path, monkeypatch):
     words = {"participation": 0.8, "epochs": 1, "batch_size": 8, "model_options": {"hidden": (4,)}, "backend": "vmap"}
-    from fedabml.engine.autotune import Way
+    from fedabml.engine.autotune import Execution
     from fedabml.runs import prepare as run
 
     asked = []
-    monkeypatch.setattr(run, "backend_of", lambda *args: (asked.append(args), (Way("vmap", 2), ""))[1])
+    monkeypatch.setattr(run, "choose_backend", lambda *args: (asked.append(args), (Execution("vmap", 2), ""))[1])
     whole = fedabml.train(fed, "mlp", rounds=2, out=tmp_path / "a", **words)
     fedabml.train(fed, "mlp", rounds=1, out=tmp_path / "b", **words)
-    monkeypatch.setattr(run, "backend_of", lambda *args: (Way("vmap", 1), ""))
+    monkeypatch.setattr(run, "choose_backend", lambda *args: (Execution("vmap", 1), ""))
     resumed = fedabml.train(fed, "mlp", rounds=2, out=tmp_path / "b", resume=True, **words)
     assert resumed.config["workers"] == whole.config["workers"] == 2
     for key, value in whole.prior.shared.items():
@@ -148,7 +148,7 @@ def test_a_resumed_run_shares_its_clients_out_as_before(fed, tmp_path, monkeypat
 @pytest.mark.slow
 def test_a_resumed_run_has_the_threads_and_the_image_layout_that_it_began_with(tmp_path, monkeypatch):
     """Products of torch's own threads round in another way, and so do convolutions of images channels-last."""
-    from fedabml.engine.autotune import Way
+    from fedabml.engine.autotune import Execution
     from fedabml.runs import prepare as run
 
     g = np.random.default_rng(0)
@@ -158,7 +158,7 @@ def test_a_resumed_run_has_the_threads_and_the_image_layout_that_it_began_with(t
     words |= {"backend": "loop", "evaluate": False}
 
     def train(folder, rounds, threads, channels_last, resume=False):
-        monkeypatch.setattr(run, "backend_of", lambda *args: (Way("loop", 1, channels_last), ""))
+        monkeypatch.setattr(run, "choose_backend", lambda *args: (Execution("loop", 1, channels_last), ""))
         torch.set_num_threads(threads)
         return fedabml.train(fed, "cnn", make("fedavg"), rounds=rounds, out=tmp_path / folder, resume=resume, **words)
 

@@ -371,7 +371,7 @@ def test_strange_memories_of_backends_are_measured_anew(tmp_path, monkeypatch, c
     else:
         write(file, content.replace("%s", "0123 vmap|loop"))
     assert autotune._read_choices(file) == {}
-    way, _ = autotune.backend_of("auto", Network(torch.nn.Linear(3, 2)), torch.zeros(8, 3), torch.device("cpu"))
+    way, _ = autotune.choose_backend("auto", Network(torch.nn.Linear(3, 2)), torch.zeros(8, 3), torch.device("cpu"))
     assert way.workers <= autotune.LANES
 
 
