@@ -25,7 +25,7 @@ from ..errors import InputError
 from ..files.sealed import read_json, write_json
 from .card import Card, make_card
 from .folders import SiteFolder
-from .messages import Refusal, clean
+from .messages import Refusal, printable
 from .pooled import check_sums, pooled_schema, site_sums, unpooled
 from .schema_types import Schema
 from .settings import Settings
@@ -153,7 +153,7 @@ def _sorted_out(answers: Mapping[str, Reply], reason_of: Callable[[Reply], str])
     """Return the sites whose reply is good, in order of their names, and the reasons against the others."""
     refused: dict[str, str] = {}
     for name, reply in sorted(answers.items()):
-        if reason := clean(reply.error, MOST_REASON) or reason_of(reply):
+        if reason := printable(reply.error, MOST_REASON) or reason_of(reply):
             refused[name] = reason
     return sorted(answers.keys() - refused.keys()), refused
 
@@ -172,7 +172,7 @@ def _described(reply: Reply) -> str:
         return ""
     reasons = reply.facts.get("reasons")
     texts = [each for each in reasons if isinstance(each, str)] if isinstance(reasons, list) else []
-    return clean(" ".join(texts), MOST_REASON) or "Its answer to the schema cannot be read."
+    return printable(" ".join(texts), MOST_REASON) or "Its answer to the schema cannot be read."
 
 
 def _enough(accepted: list[str], refused: dict[str, str], settings: Settings) -> None:
@@ -194,8 +194,8 @@ def answer(order: Order, site: SiteFolder) -> dict[str, Any]:
             raise Refusal("This is no order of the start protocol.")
         return {"facts": answers[order.kind](order, site), "error": ""}
     except Refusal as error:
-        log.warning("This site refuses the order '%s': %s", clean(order.kind), error)
-        return {"facts": {}, "error": clean(str(error), MOST_REASON)}
+        log.warning("This site refuses the order '%s': %s", printable(order.kind), error)
+        return {"facts": {}, "error": printable(str(error), MOST_REASON)}
     except InputError as error:
         log.warning("An order of the start protocol failed: %s", error)
         return {"facts": {}, "error": "This site cannot answer. The reason is in its own log."}

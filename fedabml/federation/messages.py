@@ -1,7 +1,7 @@
 """Define the coordinator's orders and the sites' replies as plain values, and the transport that carries them.
 
 A transport is Flower's Grid in a deployment and a function call in tests. What a site sends is untrusted:
-a text from a site reaches a log, a terminal or a file of events only through `clean`.
+a text from a site reaches a log, a terminal or a file of events only through `printable`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Order:
 
     def refuse(self, reason: str, **fields: Any) -> Reply:
         """Return a reply that refuses this order."""
-        return self.reply(error=clean(reason) or "The site gives no reason.", **fields)
+        return self.reply(error=printable(reason) or "The site gives no reason.", **fields)
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,10 @@ def new_nonce() -> str:
     return secrets.token_hex(16)
 
 
-def clean(text: object, limit: int = MAX_TEXT) -> str:
+def printable(text: object, limit: int = MAX_TEXT) -> str:
     """Return an untrusted text on one line, without control characters and with at most `limit` characters."""
     if not isinstance(text, str):
         return f"(a value of type {type(text).__name__})"
     words = " ".join(text[: 4 * limit].split())  # line breaks and tabs
-    printable = "".join(c if c.isprintable() else "?" for c in words)  # escapes, and marks that reverse the direction
-    return printable if len(printable) <= limit else f"{printable[: limit - 1]}…"
+    line = "".join(c if c.isprintable() else "?" for c in words)  # escapes, and marks that reverse the direction
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

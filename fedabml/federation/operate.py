@@ -25,7 +25,7 @@ from ..errors import InputError
 from ..files.paths import folder_lock
 from . import pids, rewind
 from .folders import ServerFolder, SiteFolder
-from .logs import clean, log_of, tail
+from .logs import log_of, one_line, tail
 from .run_keeper import REGISTERED_FILE, RUN_FILE
 from .supervisor import PIDS, SUPERVISOR, Backoff, Process, Supervisor, supervisor_of
 
@@ -184,7 +184,7 @@ def _make_local_site(folder: ServerFolder, name: str, data: Path) -> None:
     """Unpack the archive of a site into `local/NAME`, or change the path of the data of an existing one."""
     members = {member.name for member in folder.members()}
     if name not in members:
-        raise InputError(f"The federation has no site '{clean(name)}'; it has {', '.join(sorted(members))}.")
+        raise InputError(f"The federation has no site '{one_line(name)}'; it has {', '.join(sorted(members))}.")
     set_up_site(folder.archive(name), folder.path / "local" / name, data, folder.schema_file)
 
 

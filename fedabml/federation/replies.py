@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..algorithms.base import State
 from ..arguments import is_number, is_whole
-from .messages import Order, Reply, clean
+from .messages import Order, Reply, printable
 
 MAX_VALUE = 1e9  # magnitude of one number of an update
 MAX_LOSS = 1e12
@@ -57,7 +57,7 @@ def check(reply: Reply, order: Order, limits: Limits, like: State) -> str | None
     if reason := check_identity(reply, order):
         return reason
     if reply.error:
-        return f"the site refused: {clean(reply.error)}"
+        return f"the site refused: {printable(reply.error)}"
     if not is_whole(reply.samples) or not 1 <= reply.samples <= limits.max_samples:
         return f"its number of samples is not between 1 and {limits.max_samples}"
     if not is_number(reply.loss) or not math.isfinite(reply.loss):
@@ -140,4 +140,4 @@ def seconds_of(reply: Reply) -> dict[str, float]:
 def _listed(names: Sequence[object]) -> str:
     """Return at most three names of tensors."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(f"'{clean(name, 40)}'" for name in names[:3]) + more
+    return ", ".join(f"'{printable(name, 40)}'" for name in names[:3]) + more

@@ -18,7 +18,7 @@ from ..files.sealed import read_json
 from . import keys, pids
 from .events import read_tally
 from .folders import ServerFolder, SiteFolder
-from .logs import clean, last_line, log_of
+from .logs import last_line, log_of, one_line
 from .supervisor import PIDS, SUPERVISOR, supervisor_of
 from .tally import SHOWN, SiteStatus, Tally, table, whole
 
@@ -127,7 +127,7 @@ def _describe_processes(status: Status, folder: ServerFolder | SiteFolder, last:
     """Set the federation's state from the processes, the run and the last event."""
     status.processes = processes(folder)
     run = run_state(folder)
-    status.app = clean(run.get("app", ""))
+    status.app = one_line(run.get("app", ""))
     if not pids.alive(supervisor_of(folder.run)):
         for process in status.processes:
             process.state = "stopped"
@@ -135,7 +135,7 @@ def _describe_processes(status: Status, folder: ServerFolder | SiteFolder, last:
             site.connected = None
         status.state = "finished" if status.rounds_done >= status.rounds > 0 else "stopped"
         return
-    status.problem = status.problem or clean(run.get("message", ""), 600)
+    status.problem = status.problem or one_line(run.get("message", ""), 600)
     if run.get("state") in ("failed", "gave up"):
         status.state = str(run["state"])
     elif status.rounds_done >= status.rounds:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedabml.federation import replies
-from fedabml.federation.messages import Order, clean
+from fedabml.federation.messages import Order, printable
 from fedabml.federation.replies import Limits, check_update, outliers, seconds_of
 
 ORDER = Order("train", "a" * 32, "b" * 64, "one", 0, 1, 1, "c" * 32)
@@ -78,7 +78,7 @@ def test_times_of_a_site_are_numbers_of_known_names():
     ],
 )
 def test_texts_of_strangers_are_cleaned(text, expected):
-    assert clean(text) == expected
+    assert printable(text) == expected
 
 
 def test_a_reply_repeats_what_identifies_its_order():
