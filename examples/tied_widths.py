@@ -40,7 +40,7 @@ from fedabml.engine.lanes import Lanes
 from fedabml.engine.rounds import Simulation
 from fedabml.evaluation.decisions import auroc
 from fedabml.evaluation.predictions import Prediction
-from fedabml.evaluation.scoring import Entry, evaluate_after
+from fedabml.evaluation.scoring import TrainedRun, evaluate_after
 from fedabml.experiments.paper.newcomers import few_random
 from fedabml.vectors import Layout
 
@@ -262,10 +262,10 @@ def scores(name: str, sim: Simulation, new: fedabml.Federation, seed: int) -> li
     for n in SIZES:
         cohort = sim.cohort.among(few_random(new, n, seed))
         for lr in rates:
-            entry = Entry(
+            trained_run = TrainedRun(
                 cohort.using(replace(cohort.algorithm, personal_lr=lr)), sim.theta, sim.kept_for, sim.round, brief=True
             )
-            for count, (result,) in zip(epochs, evaluate_after(epochs, [entry], "val"), strict=True):
+            for count, (result,) in zip(epochs, evaluate_after(epochs, [trained_run], "val"), strict=True):
                 found = getattr(result, "summary", None)
                 values = {key: round(found[key], 5) for key in keys} if found else {"nll": None}
                 lines.append({"n": n, "lr": lr, "epochs": count, **values})

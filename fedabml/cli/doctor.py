@@ -45,7 +45,7 @@ def doctor(ctx: typer.Context, *, estimate: bool = True) -> None:
     table(("", ""), machine.versions(), title="Versions")
     rows, notes = machine.devices()
     table(("", ""), rows, title="Machine")
-    table(("", ""), machine.stored(plan.data_dir), title="Data")
+    table(("", ""), machine.dataset_lines(plan.data_dir), title="Data")
     for text in notes:
         note(text)
     present = {d["name"]: d["present"] for d in datasets(plan.data_dir)}
@@ -94,7 +94,7 @@ def described(setup: Setup, guess: Estimate) -> list[tuple[str, str]]:
         *([("scoring", scoring)] if guess.scoring else []),
         ("in all", f"about {clock(guess.total)}, without the start (data, imports) and the report"),
         ("padding", f"{waiting:.2g} % of steps wait for larger clients, {short:.2g} % of batches"),
-        ("a client", f"about {size(setup.lane)} while it trains"),
+        ("a client", f"about {size(setup.lane_bytes)} while it trains"),
         ("memory", f"about {size(guess.bytes)} for data and a chunk{gpu}; {size(guess.free)} free"),
         ("process", f"about {size(guess.most)} of host memory in all, {size(guess.process)} before the first step"),
     ]
@@ -139,7 +139,7 @@ def plan_rows(setup: Setup) -> list[tuple[str, str]]:
         down, up = state_bytes(shared), state_bytes(no_update(cohort, shared))
     sampled = cohort_size(fed.clients, setup.participation)
     lanes = min(cohort.chunk, fed.clients)
-    chunk = size(setup.lane * min(lanes, sampled))
+    chunk = size(setup.lane_bytes * min(lanes, sampled))
     hyper = ", ".join(f"{name}={'none' if v is None else v}" for name, v in config["algorithm"]["hyper"].items())
     return [
         ("data", f"{fed.dataset}: {samples} samples of shape {tuple(fed.x.shape[1:])}, {fed.outcomes}"),

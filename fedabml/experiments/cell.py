@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..algorithms import digest_of
 from ..files.sealed import parse_sealed, sealed_line
 from ..models import OWN, file_digest, folder_digest, is_folder
-from ..runs.config import RunConfig, Table, stored
+from ..runs.config import RunConfig, Table, upgrade_config
 
 if TYPE_CHECKING:
     from .study import Study
@@ -145,7 +145,7 @@ class Result:
         identity = json.loads(fields["identity"])
         if isinstance(identity[0], str):  # earlier versions had the label in it
             identity = identity[1:]
-        identity[0], fields["config"] = stored(identity[0]), stored(fields["config"])
+        identity[0], fields["config"] = upgrade_config(identity[0]), upgrade_config(fields["config"])
         fields["identity"] = json.dumps(identity, sort_keys=True)
         scores = [Score(**score) for score in fields.pop("scores")]
         result = cls(**fields, scores=scores)

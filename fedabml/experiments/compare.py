@@ -27,7 +27,7 @@ from ..evaluation.scoring import check_rows
 from ..files.paths import write
 from ..files.sealed import read_json, write_json
 from ..report import save_heat_map
-from ..runs.config import RunConfig, Table, as_typed, names, stored
+from ..runs.config import RunConfig, Table, as_typed, names, upgrade_config
 from ..runs.prepare import resolve_split
 from ..runs.request import command, describe, differences, flags, resume_command
 from .cell import MACHINE, Cell, Result, along
@@ -191,7 +191,7 @@ class Request:
                 "fedabml.compare there with the same ones, or give another folder with --out."
             )
         try:
-            setting, rows = stored(content["setting"]), {}
+            setting, rows = upgrade_config(content["setting"]), {}
             for label, row in content["rows"].items():
                 name = row["algorithm"]
                 rows[label] = RunConfig.of(setting, {"algorithm": name, name: row["hyper"]})

@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..files.sealed import read_json, write_json
 from ..models import is_folder
-from ..runs.config import RunConfig, Table, stored
+from ..runs.config import RunConfig, Table, upgrade_config
 from ..runs.request import describe, differences
 from .cell import MACHINE
 
@@ -37,7 +37,7 @@ def read(folder: Path, command: str, needed: Collection[str] = ()) -> Table:
     saved = read_json(file)
     if not isinstance(saved, dict) or not saved.keys() >= {*needed}:
         raise InputError(f"'{file}' is not a request that fedabml {command} wrote. Give another folder with --out.")
-    return saved | ({"run": stored(saved["run"])} if isinstance(saved.get("run"), dict) else {})
+    return saved | ({"run": upgrade_config(saved["run"])} if isinstance(saved.get("run"), dict) else {})
 
 
 def begun(folder: Path, command: str) -> bool:

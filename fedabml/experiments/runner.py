@@ -29,7 +29,7 @@ from ..runs.prepare import Setup, prepare, resolve_split
 from ..runs.provenance import code, hardware
 from .cell import Cell, Result, Score, options_by_epochs
 from .ledger import Ledger, Unfinished
-from .study import PLAIN, Study, entry
+from .study import PLAIN, Study, trained_run
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -168,7 +168,7 @@ def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound
     first, study = setups[0], cells[0].study or PLAIN
     if cells[0].config.chunk is None:
         clients = sum(setup.cohort.fed.clients for setup in setups)
-        first.cohort.limit.set(chunk_of(first.lane, first.cohort.device, clients))
+        first.cohort.limit.set(chunk_of(first.lane_bytes, first.cohort.device, clients))
     sims = [Simulation(setup.cohort) for setup in setups]
     split = resolve_split(first.cohort.fed, cells[0].config.split)
     traffic, curves, errors = _train(sims, first.rounds, cells[0].curve, study, split, on_round)
@@ -235,12 +235,14 @@ def _score(
         outcomes: dict[int, Outcomes] = {}  # by number of the option, one for each run
         for training in trainings:
             last = training[max(training)][0]  # all of them have its other options
-            entries = []
+            trained_runs = []
             for sim, audience, cell in zip(sims, cohorts, cells, strict=True):
                 cohort, options = audience[name], cell.personal[last]
-                entries.append(entry(sim, cohort.using(replace(cohort.algorithm, **options)) if options else cohort))
+                trained_runs.append(
+                    trained_run(sim, cohort.using(replace(cohort.algorithm, **options)) if options else cohort)
+                )
             prior = next((epochs for epochs, numbers in training.items() if 0 in numbers), None)
-            after = evaluate_after(tuple(training), entries, split, prior, next(parts))
+            after = evaluate_after(tuple(training), trained_runs, split, prior, next(parts))
             outcomes |= {
                 n: option_outcomes
                 for numbers, option_outcomes in zip(training.values(), after, strict=True)

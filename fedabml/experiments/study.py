@@ -25,7 +25,7 @@ from ..engine.rounds import Simulation
 from ..engine.setting import Cohort
 from ..errors import TrainingError
 from ..evaluation.measures import key_of_all
-from ..evaluation.scoring import Entry, evaluate_after
+from ..evaluation.scoring import TrainedRun, evaluate_after
 from ..runs.config import RunConfig, Table
 
 WATCHED = ("accuracy", "rmse", "nll")  # recorded after a round of the curve
@@ -71,7 +71,7 @@ class Study:
             else {
                 name: outcome.summary[key_of_all(name, outcome.summary)] for name in WATCHED if name in outcome.summary
             }
-            for outcome in evaluate_after((epochs,), [entry(sim, sim.cohort) for sim in sims], split)[0]
+            for outcome in evaluate_after((epochs,), [trained_run(sim, sim.cohort) for sim in sims], split)[0]
         ]
 
     def observe(self, sim: Simulation) -> Table:
@@ -171,16 +171,16 @@ def _name(value: Any) -> str:
 PLAIN = Study()
 
 
-def entry(sim: Simulation, cohort: Cohort) -> Entry:
+def trained_run(sim: Simulation, cohort: Cohort) -> TrainedRun:
     """Return a trained run to be scored: with its own clients, or with new ones, who have kept nothing yet."""
     if cohort.fed is sim.cohort.fed:
-        return Entry(cohort, sim.theta, sim.kept_for, sim.round)
+        return TrainedRun(cohort, sim.theta, sim.kept_for, sim.round)
     keeps = cohort.algorithm.keeps
 
     def kept(clients: list[int]) -> dict[str, Tensor]:
         return initial_kept(Lanes.of(cohort, sim.theta, clients)) if keeps else {}
 
-    return Entry(cohort, sim.theta, kept, sim.round)
+    return TrainedRun(cohort, sim.theta, kept, sim.round)
 
 
 @cache

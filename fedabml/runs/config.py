@@ -177,7 +177,7 @@ class RunConfig:
         for f in fields(self):
             object.__setattr__(self, f.name, _checked(f.name, str(f.type), getattr(self, f.name), f.metadata))
         if self.partition == "dirichlet":
-            object.__setattr__(self, "partition", "dirichlet-classes")  # the name that files hold: see `stored`
+            object.__setattr__(self, "partition", "dirichlet-classes")  # the name that files hold: see `upgrade_config`
         for registry in ("dataset", "algorithm", "model"):
             name = getattr(self, registry)
             if registry == "model" and is_folder(name):
@@ -405,7 +405,7 @@ class RunConfig:
         return {name: v for name, v in values.items() if name not in defaults} | {"likelihood": likelihood}
 
 
-def stored(content: Mapping[str, Any]) -> Table:
+def upgrade_config(content: Mapping[str, Any]) -> Table:
     """Translate the configuration in a file that an earlier version may have written.
 
     In such files `dirichlet` means the draw per client, because early versions had no other; this version never stores
@@ -439,7 +439,7 @@ def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
             f"'{run / 'config.json'}' does not describe its data. Only runs of `fedabml train` can be resumed and "
             "evaluated here. In Python, use fedabml.train(..., resume=True)."
         )
-    saved, likelihood, algorithm = stored(content["run"]), content.get("likelihood"), content.get("algorithm")
+    saved, likelihood, algorithm = upgrade_config(content["run"]), content.get("likelihood"), content.get("algorithm")
     if saved.get("data") and not saved.get("task"):
         # Early versions took float targets of a few whole numbers for a regression.
         name = likelihood.get("kind") if isinstance(likelihood, dict) else None
@@ -465,7 +465,7 @@ def read_toml(path: str | Path) -> Table:
     warn_if_changed(text, path)
     try:
         content = parse_toml(text, f"'{path}'")
-        return stored(content) if text.startswith("# Made by: fedabml tune") else content
+        return upgrade_config(content) if text.startswith("# Made by: fedabml tune") else content
     except tomllib.TOMLDecodeError as error:
         reason = str(error).replace("at end of document", f"at line {text.count(chr(10)) + 1}, the end of the file")
         raise InputError(f"'{path}' is not valid TOML, or is cut short: {reason}.") from error

@@ -101,7 +101,7 @@ def graphs() -> str:
     return "" if x[0].item() == 1 else "a replayed graph gave a wrong result"
 
 
-def stored(folder: str | None) -> LabelledLines:
+def dataset_lines(folder: str | None) -> LabelledLines:
     """Return the folder of datasets, and which datasets it holds."""
     catalogue = datasets(folder)
     present = [d["name"] for d in catalogue if d["present"]]

@@ -23,7 +23,7 @@ from ..engine.rounds import Simulation
 from ..engine.server import cohort_size, draw_clients
 from ..engine.setting import Cohort
 from ..errors import InputError
-from ..evaluation.scoring import Entry, evaluate_after
+from ..evaluation.scoring import TrainedRun, evaluate_after
 from ..files.limits import host_memory
 from .folder import Folder
 from .prepare import Setup, resolve_split
@@ -107,8 +107,8 @@ def estimate(setup: Setup, scored: float) -> Estimate:
     saving, predicting = _saving(sim, sim.step()), _predicting(sim) if scored else 0.0
     counts = fed.train.counts.astype(float)
     width = min(cohort.batch_size, int(counts.max()))
-    work = setup.lane * min(chunk, cohort_size(fed.clients, setup.participation))
-    widest = setup.lane * min(chunk, fed.clients) + _flight(cohort, chunk) if scored else work
+    work = setup.lane_bytes * min(chunk, cohort_size(fed.clients, setup.participation))
+    widest = setup.lane_bytes * min(chunk, fed.clients) + _flight(cohort, chunk) if scored else work
     return Estimate(
         step=step,
         lanes=lanes,
@@ -179,9 +179,9 @@ def _predicting(sim: Simulation) -> float:
 
     def scored(rows: int, epochs: int = 0) -> float:
         brief = cohort.among(_shortened(fed, rows, split))
-        entry = Entry(brief, sim.theta, sim.kept_for, sim.round, limit=lanes)
+        run = TrainedRun(brief, sim.theta, sim.kept_for, sim.round, limit=lanes)
         times = 1 if brief.device.type == "cpu" else 2  # on a GPU the first run captures the programs
-        return [_seconds(lambda: evaluate_after((epochs,), [entry], split, prior=epochs)) for _ in range(times)][-1]
+        return [_seconds(lambda: evaluate_after((epochs,), [run], split, prior=epochs)) for _ in range(times)][-1]
 
     few_rows = min(FEW_SAMPLES, int(counts.max()))
     scored(few_rows, min(1, cohort.algorithm.personal_epochs))  # pays what is done only once, and takes the memory

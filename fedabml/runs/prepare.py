@@ -43,7 +43,7 @@ class Setup:
     participation: float
     epochs: int
     notes: list[str]
-    lane: int  # approximate bytes that one client of a chunk takes
+    lane_bytes: int  # approximate bytes that one client of a chunk takes
 
     def __repr__(self) -> str:
         name = self.config["algorithm"]["name"]

@@ -26,7 +26,7 @@ from fedabml.engine.executor import Executor
 from fedabml.engine.rounds import Simulation, run_round
 from fedabml.engine.samples import Data
 from fedabml.engine.workers import ChunkLimit, fit_in_memory
-from fedabml.evaluation.scoring import Entry, evaluate_after
+from fedabml.evaluation.scoring import TrainedRun, evaluate_after
 from fedabml.runs.folder import Folder
 from tests.cli.command import MOST
 from tests.tiers import nightly_but
@@ -249,7 +249,7 @@ def test_runs_side_by_side(monkeypatch, caplog):
     copies = [s.cohort.using(FedAvg(personal_epochs=1)) for s in sims]
     Device(monkeypatch, 2, scoring, "personalise_after")
     epochs = copies[0].algorithm.personal_epochs
-    entries = [Entry(c, s.theta, s.kept_for) for c, s in zip(copies, sims, strict=True)]
+    entries = [TrainedRun(c, s.theta, s.kept_for) for c, s in zip(copies, sims, strict=True)]
     (scores,) = evaluate_after((epochs,), entries, prior=epochs)
     assert [s.summary["clients_scored"] for s in scores] == [8, 8]
     assert [s.cohort.chunk for s in sims] == [2, 2]  # a copy with other options has the same device
@@ -368,7 +368,7 @@ gc.collect()
 Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
 before = resident("VmRSS:")
 sim.step()
-print(json.dumps([estimator, s, (resident("VmHWM:") - before) / lanes, setup.lane]))
+print(json.dumps([estimator, s, (resident("VmHWM:") - before) / lanes, setup.lane_bytes]))
 """
 
 
