@@ -21,7 +21,7 @@ from .options import PANELS, RunOptions, command, run_flags, run_options
 
 if TYPE_CHECKING:
     from ..evaluation.measures import Measure
-    from ..report.page import Cell
+    from ..report.page import TableCell
     from ..runs.train import Run
 
 # Keys that may change when a run is resumed: its length, its scoring, and where its data are (their hash is checked).
@@ -209,5 +209,5 @@ def _format(measure: Measure, value: float | None) -> str:
     return number(value)
 
 
-def _text(head: list[str], rows: list[list[Cell]]) -> tuple[list[str], list[list[str]]]:
+def _text(head: list[str], rows: list[list[TableCell]]) -> tuple[list[str], list[list[str]]]:
     return head, [[cell.text for cell in row] for row in rows]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..report.page import Cell
+from ..report.page import TableCell
 from ..runs.config import Table
 from .ranking import GAINS, HARMED, Comparison
 from .statistics import SEEDS_TO_TEST
@@ -18,7 +18,7 @@ from .statistics import SEEDS_TO_TEST
 SHOWN = 100  # clients of a table on a page; the file has all
 
 
-def benefit_cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
+def benefit_cells(comparison: Comparison) -> tuple[list[str], list[list[TableCell]]]:
     """Return the head and the cells of a table with a row per client, the one that gains most from the best row first.
 
     Of more than `SHOWN` clients it has the first and the last.
@@ -35,16 +35,16 @@ def benefit_cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
     rows = []
     for client in order:
         first = next(by_client[client] for by_client in by_label.values() if client in by_client)
-        cells = [Cell(client), Cell("–" if first.rows is None else f"{first.rows:.0f}", first.rows)]
-        cells.append(Cell(main.cell(first.alone), first.alone))
+        cells = [TableCell(client), TableCell("–" if first.rows is None else f"{first.rows:.0f}", first.rows)]
+        cells.append(TableCell(main.cell(first.alone), first.alone))
         for by_client in by_label.values():
             benefit = by_client.get(client)
             if benefit is None:
-                cells.append(Cell("–"))
+                cells.append(TableCell("–"))
                 continue
             spread = "" if benefit.half is None else f" ± {main.cell(benefit.half)}"
             mark = {HARMED: " ▼", GAINS: " ▲"}.get(benefit.verdict, "")
-            cells.append(Cell(f"{main.cell(benefit.gain)}{spread}{mark}", benefit.gain))
+            cells.append(TableCell(f"{main.cell(benefit.gain)}{spread}{mark}", benefit.gain))
         rows.append(cells)
     return head, rows
 

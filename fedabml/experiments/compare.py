@@ -112,7 +112,7 @@ def seeds_flag(seeds: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Request:
+class ComparisonRequest:
     """What is compared: configurations by label, which differ in the algorithm alone, and the seeds."""
 
     rows: Rows
@@ -121,7 +121,7 @@ class Request:
     study: Study = PLAIN
 
     @classmethod
-    def of(cls, rows: Mapping[str, RunConfig], seeds: int | Sequence[int], study: Study = PLAIN) -> Request:
+    def of(cls, rows: Mapping[str, RunConfig], seeds: int | Sequence[int], study: Study = PLAIN) -> ComparisonRequest:
         """Return a checked request: one setting, valid hyperparameters and seeds."""
         if isinstance(seeds, int):
             seeds = range(seeds)
@@ -182,7 +182,7 @@ class Request:
         return content | ({} if self.study is PLAIN else {"study": self.study.identity})
 
     @classmethod
-    def read(cls, out: Path, study: Study = PLAIN) -> Request:
+    def read(cls, out: Path, study: Study = PLAIN) -> ComparisonRequest:
         """Return the request that a folder was made for, on the data of this study."""
         content = read(out, "compare")
         if study.identity != content.get("study", PLAIN.identity):
@@ -202,7 +202,7 @@ class Request:
                 f"'{out / REQUEST}' is not a comparison's ({error!r}). Give another folder with --out."
             ) from error
 
-    def joined(self, saved: Request, out: Path, resume: bool) -> Request:
+    def joined(self, saved: ComparisonRequest, out: Path, resume: bool) -> ComparisonRequest:
         """Return this request joined to the one that a folder was made for; both must have one setting.
 
         Other rows or seeds are accepted only with `resume`. Rows that are added to a comparison with earlier defaults
@@ -219,7 +219,7 @@ class Request:
                 f"The comparison in '{out}' has other rows or seeds: {describe(changes)}. Extend it with --resume: the "
                 "table then has both. Or give another folder with --out."
             )
-        return Request({**saved.rows, **rows}, tuple(sorted({*saved.seeds, *self.seeds})), study=self.study)
+        return ComparisonRequest({**saved.rows, **rows}, tuple(sorted({*saved.seeds, *self.seeds})), study=self.study)
 
 
 def _row(config: RunConfig) -> Table:
@@ -260,9 +260,9 @@ def compare(
     error. `finished` are cells.jsonl of other folders or machines, whose cells are not run again. A `study` has other
     data or networks than the rows' own.
     """
-    folder, request = Path(out), Request.of(rows, seeds, study)
+    folder, request = Path(out), ComparisonRequest.of(rows, seeds, study)
     if resume or begun(folder, "compare"):
-        request = request.joined(Request.read(folder, study), folder, resume)
+        request = request.joined(ComparisonRequest.read(folder, study), folder, resume)
     ledger = Ledger(folder / CELLS, finished)
     refused, notes, fed = _refused(request, ledger, callbacks.download)
     for text in notes:
@@ -283,7 +283,8 @@ def compare(
 
 def page(folder: Path, title: str | None = None) -> str:
     """Return the page of a finished comparison, drawn from its cells: nothing is run, and no data are needed."""
-    request, ledger, refused = Request.read(folder), Ledger(folder / CELLS), _recorded_refusals(folder / TABLE)
+    request, ledger = ComparisonRequest.read(folder), Ledger(folder / CELLS)
+    refused = _recorded_refusals(folder / TABLE)
     cells = request.cells(refused)
     missing = [cell for cell in cells if cell not in ledger]
     if missing:
@@ -297,7 +298,7 @@ def page(folder: Path, title: str | None = None) -> str:
     return drawn
 
 
-def _manifest(request: Request, folder: Path) -> Table | None:
+def _manifest(request: ComparisonRequest, folder: Path) -> Table | None:
     """Read the manifest of the first seed's partition, if its data were here when it ran."""
     path = folder / MANIFEST.format(request.seeds[0])
     return read_json(path) if path.is_file() else None
@@ -313,7 +314,7 @@ def _recorded_refusals(path: Path) -> dict[str, str]:
 
 
 def _refused(
-    request: Request, ledger: Ledger, download: Progress | None
+    request: ComparisonRequest, ledger: Ledger, download: Progress | None
 ) -> tuple[dict[str, str], list[str], Federation | None]:
     """Return the rows that cannot run with the reason, found before anything runs; notes; and the first seed's data.
 
@@ -336,7 +337,7 @@ def _refused(
     return refused, notes, fed if first.seed == request.seeds[0] else None
 
 
-def _ranked(request: Request, ledger: Ledger, refused: Mapping[str, str]) -> Comparison:
+def _ranked(request: ComparisonRequest, ledger: Ledger, refused: Mapping[str, str]) -> Comparison:
     """Return the comparison of a request whose cells are finished."""
     results = {(cell.label, cell.config.seed): ledger[cell] for cell in request.cells(refused)}
     _check_data(results.values(), {})

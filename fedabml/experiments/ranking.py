@@ -44,7 +44,7 @@ HARMED, GAINS, OPEN = "harmed", "gains", "not significant"  # what a client's in
 BASE = "base rate"  # the label of the row that no algorithm has
 
 
-class Loss(NamedTuple):
+class ClientLoss(NamedTuple):
     """A client that a method serves worse than training alone would."""
 
     seed: int
@@ -61,7 +61,7 @@ class Harm:
     equal: int
     better: int
     loss: float  # mean, of those it serves worse
-    worst: list[Loss]
+    worst: list[ClientLoss]
 
     @property
     def share(self) -> float:
@@ -465,7 +465,7 @@ def _harm(comparison: Comparison, row: Row) -> Harm | None:
         local_values, values = (comparison.values(label, seed, main.key) for label in (comparison.local, row.label))
         if local_values is not None and values is not None:
             for name, a, b in zip(comparison.client_names[seed], local_values.tolist(), values.tolist(), strict=True):
-                pairs.append((main.better * (b - a), Loss(seed, name, a, b)))
+                pairs.append((main.better * (b - a), ClientLoss(seed, name, a, b)))
     pairs = [pair for pair in pairs if not math.isnan(pair[0])]
     if not pairs:
         return None

@@ -33,17 +33,17 @@ from .card import Card
 from .collection import Collection
 from .events import Event, Events, read_tally
 from .folders import Member, ServerFolder
-from .mailbox import Mailbox, Stopped
+from .mailbox import Mailbox, StopRequested
 from .messages import Arrival, Order, Reply, Transport, TransportClosed, printable
 from .meter import refused_sites
-from .replies import Limits, check, check_identity, check_update, outliers, seconds_of
+from .replies import ReplyLimits, check, check_identity, check_update, outliers, seconds_of
 from .robust import aggregate
 from .roster import Roster, draw
 from .scores import check_scores, mean_scores
 from .server_state import Saved
 from .stand_in import stand_in
 
-__all__ = ["Arrival", "Coordinator", "Stopped", "Transport", "TransportClosed"]
+__all__ = ["Arrival", "Coordinator", "StopRequested", "Transport", "TransportClosed"]
 LOCK_WAIT = 60.0  # seconds to wait for another coordinator in the same folder to end
 RETRY = 30.0  # seconds until a prior is sent again to a site that did not confirm it
 
@@ -61,7 +61,7 @@ class Coordinator:
         self.folder, self.transport, self.clock = folder, transport, clock
         self.settings = folder.settings
         self.events = Events(folder, on_event)
-        self.limits = Limits(self.settings.max_samples, self.settings.max_message_mb << 20)
+        self.limits = ReplyLimits(self.settings.max_samples, self.settings.max_message_mb << 20)
         self.roster = Roster(folder, transport, self.settings.rest_rounds, clock)
         self.mailbox = Mailbox(transport, clock, folder.stop_file, self.limits.max_bytes, self.roster.removed)
         self.lost: set[str] = set()  # sites whose kept state is gone
@@ -83,8 +83,8 @@ class Coordinator:
                     self._run_round()
                 self._hand_out_priors()
                 self.events.write("end", reason="stopped", round=self.saved.state.round)
-            except (Stopped, TransportClosed) as error:
-                reason = "stopped" if isinstance(error, Stopped) else "the transport ended"
+            except (StopRequested, TransportClosed) as error:
+                reason = "stopped" if isinstance(error, StopRequested) else "the transport ended"
                 self.events.write("end", reason=reason, round=self.round)
             except InputError as error:  # `status` shows which site does not fit, and why
                 self.events.write("error", error=printable(str(error), 2000))
@@ -345,7 +345,7 @@ class Coordinator:
                 self.mailbox.idle()
                 if late := self._strays():
                     self.events.write("late", round=self.round, rejected=late)
-            except Stopped:
+            except StopRequested:
                 return
 
     def _send_prior(self, members: Sequence[Member], timeout: float) -> set[str]:

@@ -29,7 +29,7 @@ CHUNK = 1 << 18  # numbers of each reply that are compared at once: all of a lar
 
 
 @dataclass(frozen=True)
-class Limits:
+class ReplyLimits:
     """Limits bound what a reply may contain."""
 
     max_samples: int = 10_000_000
@@ -49,7 +49,7 @@ def check_identity(reply: Reply, order: Order) -> str | None:
     return None if reply.kind == order.kind else "it answers another kind of order"
 
 
-def check(reply: Reply, order: Order, limits: Limits, like: State) -> str | None:
+def check(reply: Reply, order: Order, limits: ReplyLimits, like: State) -> str | None:
     """Return why a reply to a training order must not count, or None if it may.
 
     `like` has the names, shapes and types of an update.
@@ -67,7 +67,7 @@ def check(reply: Reply, order: Order, limits: Limits, like: State) -> str | None
     return check_update(reply.tensors, limits, like)
 
 
-def check_update(update: State, limits: Limits, like: State) -> str | None:
+def check_update(update: State, limits: ReplyLimits, like: State) -> str | None:
     """Return why tensors are not a valid update, or None if they are."""
     if missing := [name for name in like if name not in update]:
         return f"it lacks {_listed(missing)}"
@@ -86,7 +86,7 @@ def check_update(update: State, limits: Limits, like: State) -> str | None:
     return None
 
 
-def _check_values(name: str, value: Tensor, limits: Limits) -> str | None:
+def _check_values(name: str, value: Tensor, limits: ReplyLimits) -> str | None:
     if not value.numel():
         return None
     if not bool(torch.isfinite(value).all()):

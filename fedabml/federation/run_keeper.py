@@ -43,7 +43,7 @@ class Commands(Protocol):
 
 
 @dataclass
-class Run:
+class SubmittedRun:
     """The content of `run/run.json`. `state` is starting, running or one of `ENDS`; `failures` are those in a row."""
 
     state: str = "starting"
@@ -60,8 +60,8 @@ class RunKeeper:
 
     def __init__(self, folder: ServerFolder, commands: Commands, clock: Callable[[], float] = time.monotonic):
         self.folder, self._commands, self._clock = folder, commands, clock
-        known = {key: value for key, value in run_state(folder).items() if key in Run.__dataclass_fields__}
-        self.run = Run(**known | {"id": int(known.get("id", 0))})
+        known = {key: value for key, value in run_state(folder).items() if key in SubmittedRun.__dataclass_fields__}
+        self.run = SubmittedRun(**known | {"id": int(known.get("id", 0))})
         self._next, self._registered = 0.0, ""
 
     def step(self) -> None:

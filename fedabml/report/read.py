@@ -38,7 +38,7 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Run:
+class SavedRun:
     """The contents of a run folder. Fields are empty where a file is absent."""
 
     folder: Path
@@ -169,7 +169,7 @@ _NAMES = (  # of runs, the shortest first; the first by which all runs differ is
 )
 
 
-def read_runs(folders: Sequence[Path]) -> list[Run]:
+def read_runs(folders: Sequence[Path]) -> list[SavedRun]:
     """Read run folders and give each run a short name that distinguishes it from the others.
 
     Runs of classification and of regression share no measure: mixing them raises `InputError`.
@@ -188,13 +188,13 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
 
 
-def _read(folder: Path) -> Run:
+def _read(folder: Path) -> SavedRun:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a run folder. Give a folder that `fedabml train --out` has written.")
     summary = _object(folder / "summary.json")
     digests = summary.get("files")  # older versions wrote none
     digest = digests.get("clients.csv") if isinstance(digests, dict) else None
-    return Run(
+    return SavedRun(
         folder=folder.resolve(),
         config=_object(folder / "config.json"),
         summary=summary,

@@ -43,7 +43,7 @@ _Z = 1.959963984540054
 Predicted = Prediction | Regression | MultiPrediction
 
 
-class Score(NamedTuple):
+class SiteScore(NamedTuple):
     """A measure of one model on the rows held out, with its 95% interval; NaN where the rows do not define it."""
 
     value: float
@@ -63,7 +63,7 @@ class SiteReport:
     nll: dict[str, float]  # by posterior, prior, alone; calibrated, like all scores
     # By name: the mean of the paired differences, and half of its 95% interval, NaN below `FEW_OF_CLASS` rows.
     worse: dict[str, tuple[float, float]]
-    scores: dict[str, dict[str, Score]] = field(default_factory=dict)  # by model and measure: NLL, AUROC, recall, …
+    scores: dict[str, dict[str, SiteScore]] = field(default_factory=dict)  # by model and measure: NLL, AUROC, recall, …
     calibration: str = "none"  # of all three; it is fitted on other rows than those scored
     # Of a model that knows the training targets alone, by measure; empty for several answers per input.
     base: dict[str, float] = field(default_factory=dict)
@@ -177,7 +177,7 @@ def compare_at_site(
             )
     local = Prior(Local(), {}, prior.input_spec, prior.batch_size)
 
-    def judged(model: Posterior) -> tuple[np.ndarray, dict[str, Score]]:
+    def judged(model: Posterior) -> tuple[np.ndarray, dict[str, SiteScore]]:
         return _judged(model.predict(held[0], seed=seed, device=device, encoded=True), held[1], trust)
 
     results = {"posterior": judged(posterior), "prior": judged(prior.personalize(*train, epochs=0, **options))}
@@ -221,7 +221,7 @@ def _half(values: np.ndarray) -> float:
     return float(_Z * values.std(ddof=1) / math.sqrt(len(values))) if len(values) >= FEW_OF_CLASS else math.nan
 
 
-def _judged(p: Predicted, y: np.ndarray, trust: Trust | None) -> tuple[np.ndarray, dict[str, Score]]:
+def _judged(p: Predicted, y: np.ndarray, trust: Trust | None) -> tuple[np.ndarray, dict[str, SiteScore]]:
     """Return −log p(y | x) of every row, and the scores by name, of predictions that are not calibrated yet."""
     kind = trust.kind if trust else "temperature"
     if isinstance(p, Regression):
@@ -238,12 +238,12 @@ def _judged(p: Predicted, y: np.ndarray, trust: Trust | None) -> tuple[np.ndarra
         per_row, label = _surprisal(probs, y), _decided(probs, y, trust)
         if probs.shape[1] == 2:
             ends = bootstrap(probs, y)["auroc"]
-            scores = {"AUROC": Score(auroc(probs[:, 1], y == 1), *ends), "recall": _share((label == 1)[y == 1])}
+            scores = {"AUROC": SiteScore(auroc(probs[:, 1], y == 1), *ends), "recall": _share((label == 1)[y == 1])}
         else:
             scores = {"accuracy": _share(label == y)}
     mean, half = float(per_row.mean()), _half(per_row)
     least = -math.inf if isinstance(p, Regression) else 0.0  # −log of a probability is never below 0
-    return per_row, {"NLL": Score(mean, max(mean - half, least), mean + half), **scores}
+    return per_row, {"NLL": SiteScore(mean, max(mean - half, least), mean + half), **scores}
 
 
 def _surprisal(probs: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -265,18 +265,18 @@ def _decided(probs: np.ndarray, y: np.ndarray, trust: Trust | None) -> np.ndarra
     return label
 
 
-def _share(hits: np.ndarray) -> Score:
+def _share(hits: np.ndarray) -> SiteScore:
     """Return the share of hits with Wilson's interval."""
     if not len(hits):
-        return Score(math.nan, math.nan, math.nan)
+        return SiteScore(math.nan, math.nan, math.nan)
     low, high = wilson(np.asarray(hits.sum(), float), np.asarray(len(hits), float))
-    return Score(float(hits.mean()), float(low), float(high))
+    return SiteScore(float(hits.mean()), float(low), float(high))
 
 
-def _resampled(part: np.ndarray, whole: np.ndarray, root: bool = False) -> Score:
+def _resampled(part: np.ndarray, whole: np.ndarray, root: bool = False) -> SiteScore:
     """Return Σ part / Σ whole of rows [n], perhaps its root, and a bootstrap interval over rows, if they suffice."""
     rows = np.random.default_rng(0).integers(0, len(part), (RESAMPLES, len(part)))
     with np.errstate(invalid="ignore", divide="ignore"):
         value, draws = part.sum() / whole.sum(), part[rows].sum(1) / whole[rows].sum(1)
         low, high = np.nanquantile(draws, (0.025, 0.975)) if len(part) >= FEW_OF_CLASS else (math.nan, math.nan)
-    return Score(*(float(np.sqrt(v) if root else v) for v in (value, low, high)))
+    return SiteScore(*(float(np.sqrt(v) if root else v) for v in (value, low, high)))

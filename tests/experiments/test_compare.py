@@ -23,7 +23,7 @@ from fedabml.cli.compare import fitting, width
 from fedabml.errors import InputError
 from fedabml.experiments import runner
 from fedabml.experiments.cell import Cell, Result, Score
-from fedabml.experiments.compare import Request, compare, configs
+from fedabml.experiments.compare import ComparisonRequest, compare, configs
 from fedabml.experiments.comparison_tables import decision_grid, decision_notes, explained, grid
 from fedabml.experiments.progress import CellProgress
 from fedabml.experiments.ranking import make
@@ -266,14 +266,14 @@ def test_a_curve_of_a_regression_counts_clients_of_few_rows_as_the_table_does(tm
 def test_to_watch_changes_no_number_and_unwatched_cells_keep_their_identity(watched, whole, tmp_path):
     run("compare", *SMALL, *WATCHED, "--out", "plain", "--quiet")
     assert (tmp_path / "plain/clients.csv").read_text() == (watched / "clients.csv").read_text()
-    plain = Request.read(tmp_path / "plain")
+    plain = ComparisonRequest.read(tmp_path / "plain")
     assert [cell.curve for cell in plain.cells()] == [()] * 6
     assert {json.loads(line)["identity"] for line in lines(tmp_path / "plain")} == {
-        Cell("", cell.config).identity for cell in Request.read(watched).cells()
+        Cell("", cell.config).identity for cell in ComparisonRequest.read(watched).cells()
     }
     assert "<h3>Accuracy per round</h3>" not in read_page(whole[0]) and "<h3>Who holds what" in read_page(whole[0])
     late = configs(["local"], {"rounds": 5, "eval_every": 5})
-    assert [cell.curve for cell in Request.of(late, 1).cells()] == [()]  # the last round is scored anyway
+    assert [cell.curve for cell in ComparisonRequest.of(late, 1).cells()] == [()]  # the last round is scored anyway
 
 
 def test_a_watched_comparison_is_resumed_as_it_is(watched, idle, tmp_path):
@@ -547,20 +547,22 @@ def test_the_same_again_runs_nothing(finished, idle):
         assert [(finished / name).read_text() for name in names] == before
     run("compare", *SMALL, "--algorithms", "local,fedabml", "--seeds", "2,0", "--out", finished, "--resume", "--quiet")
     assert [(finished / name).read_text() for name in names] == before  # what is named less is not forgotten
-    assert len(Request.read(finished).rows) == 3
+    assert len(ComparisonRequest.read(finished).rows) == 3
 
 
 def test_a_comparison_of_before_keeps_the_default_step_sizes_of_then(tmp_path):
     rows = configs(["fedabml", "ditto"], {"clients": 8, "fedabml": {"lr": 0.2}})
-    content = Request.of(rows, 1).to_dict()
+    content = ComparisonRequest.of(rows, 1).to_dict()
     write_json(tmp_path / "comparison.json", content)
-    assert Request.read(tmp_path).rows["ditto"].hyper == {}
+    assert ComparisonRequest.read(tmp_path).rows["ditto"].hyper == {}
     del content["defaults"]
     write_json(tmp_path / "comparison.json", content)
-    fedabml, ditto = (config.algorithm_object() for config in Request.read(tmp_path).rows.values())
+    fedabml, ditto = (config.algorithm_object() for config in ComparisonRequest.read(tmp_path).rows.values())
     assert (fedabml.lr, fedabml.personal_lr, fedabml.personal_epochs) == (0.2, None, 5)
     assert (ditto.lr, ditto.personal_lr, ditto.personal_epochs) == (0.03, None, 0)
-    more = Request.of(configs(["ditto", "local"], {"clients": 8}), 1).joined(Request.read(tmp_path), tmp_path, True)
+    more = ComparisonRequest.of(configs(["ditto", "local"], {"clients": 8}), 1).joined(
+        ComparisonRequest.read(tmp_path), tmp_path, True
+    )
     local = more.rows["local"].algorithm_object()
     assert (len(more.rows), local.lr, local.personal_lr) == (3, 0.03, None)
 
@@ -783,20 +785,20 @@ def test_each_algorithm_has_its_own_table(tmp_path, monkeypatch):
         "[fedabml]\nlam = 0.5\n[fedavg-ft]\nlr = 0.07\n[ditto]\nlam = 0.1\n"
     )
     run("compare", "--config", "run.toml", "--set", "fedabml.k=2", "--batch-size", 20, "--quiet")
-    saved = Request.read(tmp_path / "here")
+    saved = ComparisonRequest.read(tmp_path / "here")
     assert saved.seeds == (0, 2) and saved.setting.batch_size == 20 and saved.setting.eval_every == 3
     hyper = {label: config.hyper for label, config in saved.rows.items()}
     assert hyper == {"fedabml": {"lr": 0.02, "lam": 0.5, "k": 2}, "fedavg-ft": {"lr": 0.07}, "local": {"lr": 0.02}}
     command = json.loads((tmp_path / "here/comparison.json").read_text())["command"]
     run(*shlex.split(command)[1:-1], "again", "--quiet")  # the command it tells makes the same comparison
-    assert Request.read(tmp_path / "again") == saved
+    assert ComparisonRequest.read(tmp_path / "again") == saved
     assert (tmp_path / "again/clients.csv").read_text() == (tmp_path / "here/clients.csv").read_text()
 
 
 def test_a_preset_lies_under_flags(tmp_path):
     words = ["--preset", "paper", "--clients", 8, "--model", "mlr", "--rounds", 1, "--set", "fedprox.mu=0.1"]
     run("compare", *words, "--algorithms", "fedprox,ditto", "--seeds", 1, "--out", "run", "--quiet")
-    saved = Request.read(tmp_path / "run")
+    saved = ComparisonRequest.read(tmp_path / "run")
     assert (saved.setting.rounds, saved.setting.participation, saved.setting.epochs) == (1, 0.1, 5)
     assert saved.rows["fedprox"].hyper["mu"] == 0.1 and saved.rows["ditto"].hyper["lam"] == 0.75
     assert "lam=0.75" in run("train", "--preset", "paper", "--algorithm", "ditto", "--dry-run").stdout
@@ -826,7 +828,7 @@ def test_regression_on_a_table_from_anywhere(tmp_path, monkeypatch):
 
 def test_seeds_are_written_as_they_are_requested():
     for seeds, flag in (((0, 1, 2), "3"), ((0, 3, 7), "0,3,7"), ((4,), "4,"), ((0,), "1")):
-        assert f"--seeds {flag} " in Request(configs(["local"]), seeds).command(Path("out"))
+        assert f"--seeds {flag} " in ComparisonRequest(configs(["local"]), seeds).command(Path("out"))
 
 
 # -- from Python ------------------------------------------------

@@ -13,7 +13,7 @@ from torch import nn
 
 import fedabml
 from fedabml.cli.use import alarm_lines, trust_lines
-from fedabml.data.ranges import LEAST, LEAST_TAIL, Limits
+from fedabml.data.ranges import LEAST, LEAST_TAIL, RangeLimits
 from fedabml.errors import InputError
 from fedabml.evaluation import calibration
 from fedabml.evaluation.density import LEAST_ENTROPY, Strangeness
@@ -293,7 +293,7 @@ def test_the_single_limit_of_an_earlier_version_does_what_it_did(posterior):
     """Its highest limit was exceeded by what never was, so such values still raise alarms."""
     tensors, facts = posterior.trust.pack()
     old = {name: value for name, value in facts.items() if name != "raised"}
-    assert Trust.unpack(tensors, old | {"range_limit": 6.0}).range_limits == Limits(6.0)
+    assert Trust.unpack(tensors, old | {"range_limit": 6.0}).range_limits == RangeLimits(6.0)
     assert Trust.unpack(tensors, old | {"range_limit": 690.8}).range_limits.usual < -math.log(LEAST_TAIL)
     assert Trust.unpack(tensors, facts).range_limits == posterior.trust.range_limits
 

@@ -217,7 +217,7 @@ def page(findings: Findings, command: str, provenance: Mapping[str, Sequence[Any
     """Return the page of an experiment as one HTML document."""
     sections = [layout.Section(points=findings.conclusions)]
     for sheet in findings.sheets:
-        rows = [layout.Row([layout.Cell(cell) for cell in row]) for row in sheet.rows]
+        rows = [layout.Row([layout.TableCell(cell) for cell in row]) for row in sheet.rows]
         sections.append(layout.Section(sheet.title, tables=[layout.Table(sheet.head, rows)], notes=sheet.notes))
     figures = [layout.Figure(p.heading, p.draw(PAGE), p.caption) for p in findings.pictures]
     sections.append(layout.Section("Figures", figures=figures))

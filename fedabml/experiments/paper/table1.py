@@ -14,7 +14,7 @@ from statistics import fmean
 
 from ...report import figures
 from ...report.charts import Axis, Series, Theme, bars, scatter
-from ...report.read import Run
+from ...report.read import SavedRun
 from ...runs.config import Table
 from ..cell import Cell, along
 from ..comparison_page import run_of
@@ -198,7 +198,7 @@ def _of_comparison(column: str, comparison: Comparison) -> list[Picture]:
     return pictures
 
 
-def _svg(figure: Callable[..., figures.Figure | None], runs: Sequence[Run], *, theme: Theme, title: str) -> str:
+def _svg(figure: Callable[..., figures.Figure | None], runs: Sequence[SavedRun], *, theme: Theme, title: str) -> str:
     """Return a figure of the page of runs, which has a title of its own."""
     drawn = figure(runs, theme)
     return drawn.svg if drawn else ""
