@@ -44,7 +44,7 @@ class ClientResult(NamedTuple):
 def initial_kept(lanes: Lanes) -> State:
     """Return the kept state of clients that have none yet, a row each."""
     params = lanes.per_lane([{"w": group.cohort.network.initial} for group in lanes.groups])["w"]
-    keys = lanes.gather(lambda tables, clients: tables.keys(clients, rng.KEEP, 0))
+    keys = lanes.gather(lambda tensors, clients: tensors.keys(clients, rng.KEEP, 0))
     dims = (lanes.run_axis, lanes.run_axis, 0, 0)
     return lanes.for_each_lane(lanes.methods.keep, dims, params, lanes.shared, lanes.site, keys)
 
@@ -172,7 +172,7 @@ def schedule_steps(lanes: Lanes, purpose: int, phases: tuple[tuple[int, int], ..
     keys, batch_size = lanes.keys(purpose), lanes.cohort.batch_size
     zeros = total_steps = torch.zeros_like(lanes.site.n)  # losses and steps, which nothing writes to
     inputs_by_phase: list[tuple[Inputs, Tensor] | None] = []
-    sizes = lanes.gather(lambda tables, clients: tables.sizes(clients))
+    sizes = lanes.gather(lambda tensors, clients: tensors.sizes(clients))
     for number, (epochs, per_step) in enumerate(phases):
         if epochs == 0:
             inputs_by_phase.append(None)

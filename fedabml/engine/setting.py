@@ -69,7 +69,7 @@ class Place:
     policy: Policy = field(default_factory=lambda: thresholds.DEFAULT)
 
 
-class Tables:
+class ClientTensors:
     """Device tensors of all clients: constants, sample numbers, roots of keys."""
 
     def __init__(self, setting: Setting, device: torch.device, dtype: torch.dtype, first: int = 0):
@@ -154,7 +154,7 @@ class Cohort:
             lanes_cost_time=not batched or outputs >= place.policy.heavy_outputs,
             policy=place.policy,
         )
-        self.tables = Tables(setting, place.device, place.dtype, first)
+        self.client_tensors = ClientTensors(setting, place.device, place.dtype, first)
         self.hyper = self._tensors(algorithm)
 
     @property
@@ -206,7 +206,7 @@ class Cohort:
         data, firsts = Data.joined([cohort.data for cohort in cohorts])
         for cohort, first in zip(cohorts, firsts, strict=True):
             cohort.data, cohort.first = data, first
-            cohort.tables = Tables(cohort.setting, cohort.device, cohort.dtype, first)
+            cohort.client_tensors = ClientTensors(cohort.setting, cohort.device, cohort.dtype, first)
 
     def numbers(self, clients: Sequence[int]) -> Tensor:
         """Return the numbers of clients as a tensor on the device."""
@@ -214,8 +214,8 @@ class Cohort:
 
     def site(self, clients: Sequence[int]) -> Site:
         """Return the constants of some clients, a row each."""
-        return self.tables.site(self.numbers(clients))
+        return self.client_tensors.site(self.numbers(clients))
 
     def keys(self, purpose: int, round: int, clients: Sequence[int]) -> Tensor:
         """Return a key per client."""
-        return self.tables.keys(self.numbers(clients), purpose, round)
+        return self.client_tensors.keys(self.numbers(clients), purpose, round)

@@ -204,7 +204,7 @@ def test_a_schedule_is_that_of_a_cpu(sizes):
         cohort.executor.capture = True  # for rows of one width
         given = Lanes.of(cohort, {}, [2, 0, 1], round=5)
         lanes = Lanes(given.groups, given.tensors, cohort.executor.inside)
-        lanes.__dict__["source"] = cohort.data, cohort.tables.rows(given.tensors.clients[0], lanes.longest)
+        lanes.__dict__["source"] = cohort.data, cohort.client_tensors.rows(given.tensors.clients[0], lanes.longest)
         schedule = schedule_steps(lanes, rng.NOISE, ((3, 1), (2, 2)))
         return [*(t for own, plan in schedule.phases for t in (plan, own.lanes.keys, own.lanes.steps)), schedule.steps]
 

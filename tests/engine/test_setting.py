@@ -385,11 +385,11 @@ def test_a_plan_is_its_definition_whether_or_not_the_fewest_samples_are_known(si
 @pytest.mark.parametrize("sizes", [(6, 6, 6), (6, 2, 5)])
 def test_rows_of_clients_are_theirs_and_padding(sizes):
     fed = federation("mlr", sizes)
-    tables = simulate(fed, "mlr", rounds=0).cohort.tables
+    tensors = simulate(fed, "mlr", rounds=0).cohort.client_tensors
     for width in (6, 9, 18):
         own = [*(fed.train[i] for i in (2, 0)), np.arange(width)]
-        assert torch.equal(tables.rows(torch.tensor([2, 0]), width), torch.as_tensor(padded(own))[:2])
-    assert tables.sizes(torch.tensor([2, 0])).tolist() == [sizes[2], sizes[0]]
+        assert torch.equal(tensors.rows(torch.tensor([2, 0]), width), torch.as_tensor(padded(own))[:2])
+    assert tensors.sizes(torch.tensor([2, 0])).tolist() == [sizes[2], sizes[0]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
