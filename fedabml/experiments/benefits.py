@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..report.page import TableCell
-from ..runs.config import Table
+from ..runs.config import JsonDict
 from .ranking import GAINS, HARMED, Comparison
 from .statistics import SEEDS_TO_TEST
 
@@ -73,7 +73,7 @@ def benefit_notes(comparison: Comparison) -> list[str]:
     return lines
 
 
-def benefit_records(comparison: Comparison) -> Iterable[Table]:
+def benefit_records(comparison: Comparison) -> Iterable[JsonDict]:
     """Yield a record per algorithm and client, as benefits.csv keeps them."""
     main = comparison.columns[0].key
     for row in comparison.rows:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..algorithms import digest_of
 from ..files.sealed import parse_sealed, sealed_line
 from ..models import OWN, file_digest, folder_digest, is_folder
-from ..runs.config import RunConfig, Table, upgrade_config
+from ..runs.config import JsonDict, RunConfig, upgrade_config
 
 if TYPE_CHECKING:
     from .study import Study
@@ -41,7 +41,7 @@ class Cell:
 
     label: str
     config: RunConfig
-    personal: tuple[Table, ...] = ({},)
+    personal: tuple[JsonDict, ...] = ({},)
     curve: tuple[int, ...] = ()
     study: Study | None = None
     measure: str | None = None
@@ -101,13 +101,13 @@ def along(step: int, rounds: int) -> tuple[int, ...]:
 class Score:
     """The scores of one personal option of a trained federation; one that diverged has an error and no numbers."""
 
-    personal: Table
-    summary: Table  # the means and pooled measures of `fedabml.evaluation.scoring`
+    personal: JsonDict
+    summary: JsonDict  # the means and pooled measures of `fedabml.evaluation.scoring`
     clients: dict[str, list[float | None]]  # by measure, a value per client; None where a client has no such data
     error: str | None = None
     on: str = ""  # the name of the study's audience
     reliability: list[list[float]] = field(default_factory=list)  # by bin: confidence, share right, how many; or none
-    by_class: dict[str, Table] = field(default_factory=dict)  # pooled rows, recall and precision; none of two
+    by_class: dict[str, JsonDict] = field(default_factory=dict)  # pooled rows, recall and precision; none of two
 
 
 @dataclass(frozen=True)
@@ -116,19 +116,19 @@ class Result:
 
     identity: str
     label: str
-    config: Table  # of `RunConfig.to_dict`: what `RunConfig.of` reads back
+    config: JsonDict  # of `RunConfig.to_dict`: what `RunConfig.of` reads back
     scores: list[Score] = field(default_factory=list)
-    facts: Table = field(default_factory=dict)  # bytes_up, bytes_down, seconds, device, partition_hash, versions, ...
+    facts: JsonDict = field(default_factory=dict)  # bytes_up, bytes_down, seconds, device, versions, ...
     error: str | None = None
-    curve: list[Table] = field(default_factory=list)  # a line for every round of the cell's curve
-    found: Table = field(default_factory=dict)  # what the cell's study has found
+    curve: list[JsonDict] = field(default_factory=list)  # a line for every round of the cell's curve
+    found: JsonDict = field(default_factory=dict)  # what the cell's study has found
 
     @property
     def seed(self) -> int:
         """The seed of the run."""
         return int(self.config.get("seed", 0))
 
-    def by_round(self) -> dict[int, Table]:
+    def by_round(self) -> dict[int, JsonDict]:
         """Return by round what was recorded after it; after the last round this is the score."""
         last = int(self.config.get("rounds", RunConfig.rounds))
         noted = {int(line["round"]): line for line in self.curve}

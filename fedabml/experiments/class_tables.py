@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import shortened
 from ..evaluation.measures import MEASURES
 from ..report.page import TableCell
-from ..runs.config import Table
+from ..runs.config import JsonDict
 from .ranking import Comparison
 from .statistics import interval
 
@@ -57,7 +57,7 @@ def _cell(key: str, values: list[float]) -> TableCell:
     return TableCell(measure.cell(mean) + ("" if half is None else f" ± {measure.cell(half)}"), mean)
 
 
-def class_record(comparison: Comparison, label: str) -> Table:
+def class_record(comparison: Comparison, label: str) -> JsonDict:
     """Return a row's means by class, as table.csv and table.json have them: `recall[cat]`, `precision[cat]`."""
     scores = class_scores(comparison, label)
     return {

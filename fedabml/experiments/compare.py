@@ -27,7 +27,7 @@ from ..evaluation.scoring import check_rows
 from ..files.paths import write
 from ..files.sealed import read_json, write_json
 from ..report import save_heat_map
-from ..runs.config import RunConfig, Table, as_typed, names, upgrade_config
+from ..runs.config import JsonDict, RunConfig, as_typed, names, upgrade_config
 from ..runs.prepare import resolve_split
 from ..runs.request import command, describe, differences, flags, resume_command
 from .cell import MACHINE, Cell, Result, along
@@ -168,12 +168,12 @@ class ComparisonRequest:
             return f"fedabml.compare(federation, ..., algorithms={[*self.rows]}, seeds={[*self.seeds]}, out='{out}')"
         plain = self.setting.with_changes(algorithm=RunConfig.algorithm, hyper={})
         rows = ",".join(map(as_typed, self.rows))
-        options: Table = {"algorithms": rows, "seeds": seeds_flag(self.seeds)} | plain.options()
+        options: JsonDict = {"algorithms": rows, "seeds": seeds_flag(self.seeds)} | plain.options()
         options |= {config.algorithm: dict(config.hyper) for config in self.rows.values()}
         return command("compare", flags(options), out)
 
     # -- on disk ----------------------------------------------------------------------------------------------------
-    def to_dict(self) -> Table:
+    def to_dict(self) -> JsonDict:
         """Return the request as comparison.json keeps it."""
         row_keys = {*OWN, self.setting.algorithm}
         shared = {k: v for k, v in self.setting.to_dict(everything=True).items() if k not in row_keys}
@@ -222,7 +222,7 @@ class ComparisonRequest:
         return ComparisonRequest({**saved.rows, **rows}, tuple(sorted({*saved.seeds, *self.seeds})), study=self.study)
 
 
-def _row(config: RunConfig) -> Table:
+def _row(config: RunConfig) -> JsonDict:
     return {"algorithm": config.algorithm, **config.hyper}
 
 
@@ -298,7 +298,7 @@ def page(folder: Path, title: str | None = None) -> str:
     return drawn
 
 
-def _manifest(request: ComparisonRequest, folder: Path) -> Table | None:
+def _manifest(request: ComparisonRequest, folder: Path) -> JsonDict | None:
     """Read the manifest of the first seed's partition, if its data were here when it ran."""
     path = folder / MANIFEST.format(request.seeds[0])
     return read_json(path) if path.is_file() else None

@@ -12,7 +12,7 @@ from ..report.charts import Series, scatter
 from ..report.page import Figure, Section
 from ..report.read import Client, SavedRun
 from ..report.run_page import render as render_runs
-from ..runs.config import Table
+from ..runs.config import JsonDict
 from .benefits import benefit_cells, benefit_notes
 from .class_tables import NOTE, class_cells
 from .comparison_tables import Rows, cells, decision_cells, decision_notes, explained, harm_cells, titled
@@ -21,7 +21,7 @@ from .ranking import Comparison, Row
 CLIENT_COLUMNS = ("accuracy", "rmse", "auroc", "recall", "nll", "mae", "coverage")  # of the page's tables of clients
 
 
-def render(comparison: Comparison, command: str, title: str | None = None, manifest: Table | None = None) -> str:
+def render(comparison: Comparison, command: str, title: str | None = None, manifest: JsonDict | None = None) -> str:
     """Return the page, empty where fewer than two rows have numbers; `manifest` is of the first seed's partition."""
     scored = [row for row in comparison.rows if row.scores]
     if len(scored) < 2:

@@ -15,7 +15,7 @@ from ..files.sealed import write_json
 from ..files.sheets import csv_records, markdown_table
 from ..report.page import TableCell
 from ..report.score_tables import BASE_NOTE
-from ..runs.config import Table
+from ..runs.config import JsonDict
 from ..version import __version__
 from .benefits import benefit_cells, benefit_notes, benefit_records
 from .class_tables import NOTE, class_cells, class_record
@@ -305,7 +305,7 @@ def markdown(comparison: Comparison, command: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def to_json(comparison: Comparison, command: str) -> Table:
+def to_json(comparison: Comparison, command: str) -> JsonDict:
     """Return everything about the comparison as table.json keeps it."""
     first = comparison.rows[0].config
     setting = {k: v for k, v in first.relevant().items() if k not in ("algorithm", "seed", first.algorithm)}
@@ -321,7 +321,7 @@ def to_json(comparison: Comparison, command: str) -> Table:
     }  # fmt: skip
 
 
-def _object(comparison: Comparison, row: Row) -> Table:
+def _object(comparison: Comparison, row: Row) -> JsonDict:
     """Return a row as table.json keeps it: its record, with the scores of every seed and what else is known."""
     seeds = comparison.finished(row.label)
     return {"label": row.label} | _record(comparison, row) | {
@@ -332,14 +332,14 @@ def _object(comparison: Comparison, row: Row) -> Table:
     }  # fmt: skip
 
 
-def _loss(loss: ClientLoss) -> Table:
+def _loss(loss: ClientLoss) -> JsonDict:
     """Return a client's loss by the names that table.json has always had."""
     return {"seed": loss.seed, "client": loss.client, "alone": loss.local_value, "here": loss.value}
 
 
-def _record(comparison: Comparison, row: Row) -> Table:
+def _record(comparison: Comparison, row: Row) -> JsonDict:
     """Return a row as one record of numbers."""
-    record: Table = {"algorithm": row.label, "refused": row.refused, "diverged": len(row.diverged)}
+    record: JsonDict = {"algorithm": row.label, "refused": row.refused, "diverged": len(row.diverged)}
     for key in comparison.measures:
         record[key], record[f"{key}_half"] = row.scores.get(key, (None, None))
     record |= class_record(comparison, row.label)
@@ -354,7 +354,7 @@ def _record(comparison: Comparison, row: Row) -> Table:
     }  # fmt: skip
 
 
-def _clients(comparison: Comparison) -> Iterable[Table]:
+def _clients(comparison: Comparison) -> Iterable[JsonDict]:
     """Yield a record per algorithm, seed and client: the main measure beside Local only, and all that results hold."""
     main = comparison.columns[0].key
     measures = [key for key in comparison.client_measures if key not in (main, "nll")]

@@ -29,7 +29,7 @@ from ..data.table import as_columns
 from ..errors import InputError, nearest, quoted
 from ..models import register_user_network
 from ..runs import presets
-from ..runs.config import DATA_KEYS, TABLE_KEYS, RunConfig, Table, read_toml, without_commands
+from ..runs.config import DATA_KEYS, TABLE_KEYS, JsonDict, RunConfig, read_toml, without_commands
 from . import compare as comparing
 from . import tune as tuning
 from .compare import OWN, configs
@@ -120,12 +120,12 @@ def _labelled(algorithms: Sequence[Any]) -> dict[str, Any]:
     return chosen
 
 
-def _algorithms(algorithms: Iterable[Any]) -> list[tuple[str, Table]]:
+def _algorithms(algorithms: Iterable[Any]) -> list[tuple[str, JsonDict]]:
     """Return the name and changed hyperparameters of each algorithm.
 
     Two classes of one name are refused, because only the last is registered.
     """
-    chosen, entries = list[tuple[str, Table]](), dict[str, Any]()
+    chosen, entries = list[tuple[str, JsonDict]](), dict[str, Any]()
     for algorithm in algorithms:
         name, hyper = _algorithm(algorithm)
         entry = REGISTRY.get(name)
@@ -135,7 +135,7 @@ def _algorithms(algorithms: Iterable[Any]) -> list[tuple[str, Table]]:
     return chosen
 
 
-def _algorithm(algorithm: Any) -> tuple[str, Table]:
+def _algorithm(algorithm: Any) -> tuple[str, JsonDict]:
     """Return the registered name of an algorithm, and the hyperparameters that an object has set otherwise."""
     if isinstance(algorithm, str):
         return register_user_algorithm(algorithm), {}
@@ -182,7 +182,7 @@ def tune(
     """
     for name, values in (fixed or {}).items():
         check(values, Mapping, f"tune: fixed[{name!r}], the hyperparameters of an algorithm,")
-    held: dict[str, Table] = {name: dict(values) for name, values in (fixed or {}).items()}
+    held: dict[str, JsonDict] = {name: dict(values) for name, values in (fixed or {}).items()}
     chosen = None if algorithms is None else _algorithms(algorithms)
     names = None if chosen is None else [name for name, _ in chosen]
     study = PLAIN if fed is None else _study_of(fed)
@@ -221,7 +221,7 @@ def _setting(
     config: AnyPath | None,
     preset: str | None,
     options: Mapping[str, Any],
-) -> tuple[list[Table], Study]:
+) -> tuple[list[JsonDict], Study]:
     """Return the layers of keys of a run, and the study that has what is no key: a federation, a frame or a module."""
     keys = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in options.items()}
     file = without_commands(read_toml(Path(config))) if config is not None else {}

@@ -24,7 +24,7 @@ from ..errors import InputError, TrainingError
 from ..evaluation.decisions import MOST_COLUMNS
 from ..evaluation.measures import OF_CLIENTS
 from ..evaluation.scoring import Evaluation, evaluate_after
-from ..runs.config import RunConfig, Table
+from ..runs.config import JsonDict, RunConfig
 from ..runs.prepare import Setup, prepare, resolve_split
 from ..runs.provenance import code, hardware
 from .cell import Cell, Result, Score, options_by_epochs
@@ -200,10 +200,10 @@ def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound
 
 def _train(
     sims: Sequence[Simulation], rounds: int, curve: Sequence[int], study: Study, split: str, on_round: OnRound
-) -> tuple[list[Table], list[list[Table]], dict[int, str]]:
+) -> tuple[list[JsonDict], list[list[JsonDict]], dict[int, str]]:
     """Train runs side by side; return for each the bytes up and down and its curve, and the errors of diverged ones."""
-    traffic: list[Table] = [{"bytes_up": 0, "bytes_down": 0} for _ in sims]
-    curves: list[list[Table]] = [[] for _ in sims]
+    traffic: list[JsonDict] = [{"bytes_up": 0, "bytes_down": 0} for _ in sims]
+    curves: list[list[JsonDict]] = [[] for _ in sims]
     errors: dict[int, str] = {}
     for round, news in run_rounds(sims, rounds, lambda round: round in curve):
         for i, line in news.items():
@@ -270,7 +270,7 @@ def _part_callbacks(cell: Cell, weights: Sequence[float], on_round: OnRound) -> 
         begin += weight * unit
 
 
-def _score_of(personal: Table, outcome: Evaluation | TrainingError, columns: Sequence[str], on: str) -> Score:
+def _score_of(personal: JsonDict, outcome: Evaluation | TrainingError, columns: Sequence[str], on: str) -> Score:
     """Return the score of an evaluation; `columns`, if any, adds these of every client, reliability and classes.
 
     Of two classes each client's rows of either are added: they tell whether a recall rests on two rows or on fifty.
@@ -289,7 +289,7 @@ def _score_of(personal: Table, outcome: Evaluation | TrainingError, columns: Seq
     return Score(personal, outcome.summary, clients, None, on, reliability, _by_class(outcome.details))
 
 
-def _by_class(details: Mapping[str, Any]) -> dict[str, Table]:
+def _by_class(details: Mapping[str, Any]) -> dict[str, JsonDict]:
     """Return the rows, recall and precision of 3 to `MOST_COLUMNS` classes by name, of an evaluation's details."""
     names, columns = details.get("class_names", ()), ("confusion", "recall_by_class", "precision_by_class")
     if not 2 < len(names) <= MOST_COLUMNS or not details.keys() >= {*columns}:

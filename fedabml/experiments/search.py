@@ -37,7 +37,7 @@ from ..evaluation.measures import (
     of_large,
     positive_class,
 )
-from ..runs.config import RunConfig, Table
+from ..runs.config import JsonDict, RunConfig
 from .cell import Cell, Result
 from .ledger import Ledger
 from .runner import Callbacks, execute
@@ -65,8 +65,8 @@ class Trial:
 
     algorithm: str
     number: int
-    searched: Table
-    personal: Table
+    searched: JsonDict
+    personal: JsonDict
     measure: str
     value: float | None  # of the measure on validation data, mean over seeds; None where it diverged
     nll: float | None
@@ -80,7 +80,7 @@ class Trial:
     base: tuple[float | None, float | None] = (None, None)  # the base rate's measure and NLL, mean over seeds
 
     @property
-    def hyper(self) -> Table:
+    def hyper(self) -> JsonDict:
         """The hyperparameters of this trial: the searched and the personal ones."""
         return self.searched | self.personal
 
@@ -122,7 +122,7 @@ class Search:
     def __init__(
         self,
         config: RunConfig,
-        fixed: Table,
+        fixed: JsonDict,
         seeds: Sequence[int],
         batch: int,
         grid: Grid = MappingProxyType({}),
@@ -136,7 +136,7 @@ class Search:
         searched |= {name: values for name, values in grid.items() if name not in GRID}
         self.space, self.notes = without_contradictions(config, searched)
         self.personal = personal_options(config, fixed, grid)
-        algorithm, self.start = config.algorithm_object(), Table()
+        algorithm, self.start = config.algorithm_object(), JsonDict()
         for name, values in self.space.items():
             value = getattr(algorithm, name)
             if isinstance(values, Range):
@@ -155,7 +155,7 @@ class Search:
         count = self.size(trials)
         return [trial] * count * len(self.seeds), [confirmation] * (4 if count > 1 else 2)
 
-    def _cell(self, config: RunConfig, options: tuple[Table, ...]) -> Cell:
+    def _cell(self, config: RunConfig, options: tuple[JsonDict, ...]) -> Cell:
         return Cell(config.algorithm, config, options, study=self.study)
 
     def run(self, trials: int, measure: str, ledger: Ledger, callbacks: Callbacks) -> Iterator[Trial]:
@@ -173,16 +173,16 @@ class Search:
             points.report([trial.rank[0] for trial in finished])
             yield from finished
 
-    def cells(self, point: Table) -> list[Cell]:
+    def cells(self, point: JsonDict) -> list[Cell]:
         """Return the cells of a point, one for every seed."""
         config = self._config(point)
         config.algorithm_object()  # a contradiction to what is fixed is found before anything is trained
         return [self._cell(config.with_changes(seed=seed), self.personal) for seed in self.seeds]
 
-    def _config(self, point: Table) -> RunConfig:
+    def _config(self, point: JsonDict) -> RunConfig:
         return self.config.with_changes(hyper=self.config.hyper | point)
 
-    def trial(self, number: int, point: Table, results: Sequence[Result], measure: str) -> Trial:
+    def trial(self, number: int, point: JsonDict, results: Sequence[Result], measure: str) -> Trial:
         """Return the trial of finished cells, with the personal option that has the best mean over seeds."""
         name, seconds = self.config.algorithm, sum(result.facts.get("seconds", 0.0) for result in results)
         error = next((result.error for result in results if result.error), None)
@@ -269,7 +269,7 @@ class Search:
         return [text for text in warnings if text]
 
 
-def measured(summary: Table, measure: str) -> float | None:
+def measured(summary: JsonDict, measure: str) -> float | None:
     """Return a measure without the clients of few rows, as pages show it; of all clients where every one has few.
 
     The measures of a regression are of all clients, as the table of `compare` has them.
@@ -279,7 +279,7 @@ def measured(summary: Table, measure: str) -> float | None:
     return summary.get(key_of_all(measure, summary)) if value is None else value
 
 
-def _base(summaries: Sequence[Table], measure: str) -> tuple[float | None, float | None]:
+def _base(summaries: Sequence[JsonDict], measure: str) -> tuple[float | None, float | None]:
     """Return the base rate's measure and NLL, mean over seeds; None where cells of before lack them."""
     means = [_mean([measured(summary, f"base_{key}") for summary in summaries]) for key in (measure, "nll")]
     value, nll = (None if math.isnan(mean) else mean for mean in means)

@@ -26,7 +26,7 @@ from ..engine.setting import Cohort
 from ..errors import TrainingError
 from ..evaluation.measures import key_of_all
 from ..evaluation.scoring import TrainedRun, evaluate_after
-from ..runs.config import RunConfig, Table
+from ..runs.config import JsonDict, RunConfig
 
 WATCHED = ("accuracy", "rmse", "nll")  # recorded after a round of the curve
 
@@ -59,7 +59,7 @@ class Study:
         """The estimated number of scored clients per client that trains, for the remaining time."""
         return 1.0
 
-    def watch(self, sims: Sequence[Simulation], split: str) -> list[Table]:
+    def watch(self, sims: Sequence[Simulation], split: str) -> list[JsonDict]:
         """Return what is recorded of runs side by side after a round of the curve, scored on the rows of `split`.
 
         Measures are over all clients, those of few rows, too, as the comparison's table has them.
@@ -74,7 +74,7 @@ class Study:
             for outcome in evaluate_after((epochs,), [trained_run(sim, sim.cohort) for sim in sims], split)[0]
         ]
 
-    def observe(self, sim: Simulation) -> Table:
+    def observe(self, sim: Simulation) -> JsonDict:
         """Return what else is measured on a trained federation, ready for JSON."""
         return {}
 

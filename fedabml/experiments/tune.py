@@ -33,7 +33,7 @@ from ..files.paths import write
 from ..files.sealed import sealed_text
 from ..files.sheets import csv_text, frame, html_card
 from ..runs import presets
-from ..runs.config import DATA_KEYS, RunConfig, Table, as_typed, to_toml
+from ..runs.config import DATA_KEYS, JsonDict, RunConfig, as_typed, to_toml
 from ..runs.request import command, flags, flat
 from .cell import MACHINE
 from .ledger import Ledger
@@ -65,7 +65,7 @@ class Tuned:
     measure: str
     file: Path | None
     warnings: dict[str, list[str]] = field(default_factory=dict)
-    fixed: dict[str, Table] = field(default_factory=dict)  # hyperparameters by algorithm that were given
+    fixed: dict[str, JsonDict] = field(default_factory=dict)  # hyperparameters by algorithm that were given
     notes: Sequence[str] = ()  # what was worth knowing before the trials
 
     def __repr__(self) -> str:
@@ -75,13 +75,13 @@ class Tuned:
 
     def _repr_html_(self) -> str:
         """Show a notebook the best settings, the warnings and the trials."""
-        facts: Table = {"measure": self.decided_by, "base rate": self.base[0], "file": self.file}
+        facts: JsonDict = {"measure": self.decided_by, "base rate": self.base[0], "file": self.file}
         for name in self.trials:
             facts[name] = str(self.settings(name)) if self.best(name) else nothing_left(self.trials[name])
         warned = [text for texts in self.warnings.values() for text in texts]
         return html_card("Tuned", facts | {"warnings": " ".join(warned) or None}, self.records())
 
-    def settings(self, algorithm: str) -> Table:
+    def settings(self, algorithm: str) -> JsonDict:
         """Return the best hyperparameters of an algorithm, with those that were fixed. Raises InputError if none is."""
         if algorithm not in self.trials:
             raise InputError(f"'{algorithm}' was not tuned.{nearest(algorithm, self.trials)}")
@@ -107,7 +107,7 @@ class Tuned:
         scored = (trial for trials in self.trials.values() for trial in trials if trial.error is None)
         return next((trial.base for trial in scored), (None, None))
 
-    def records(self) -> list[Table]:
+    def records(self) -> list[JsonDict]:
         """Return a record per trial: algorithm, number, hyperparameters, the measure, and why it was refused."""
         return [
             {"algorithm": t.algorithm, "trial": t.number, **t.hyper, "measure": t.measure, "value": t.value}
@@ -139,7 +139,7 @@ def tune(
     batch: int = 8,
     measure: str | None = None,
     preset: str | None = None,
-    fixed: Mapping[str, Table] | None = None,
+    fixed: Mapping[str, JsonDict] | None = None,
     values: Mapping[str, Any] | None = None,
     study: Study | None = None,
     resume: bool = False,
@@ -248,7 +248,7 @@ def _without_algorithm(config: RunConfig) -> RunConfig:
     return config.with_changes(**defaults, hyper={}, **real_paths(config))
 
 
-def _held_values(config: RunConfig, fixed: Mapping[str, Table], algorithms: Sequence[str]) -> dict[str, Table]:
+def _held_values(config: RunConfig, fixed: Mapping[str, JsonDict], algorithms: Sequence[str]) -> dict[str, JsonDict]:
     """Return the hyperparameters that are not searched, by algorithm."""
     for name in (*algorithms, *fixed):
         if name not in REGISTRY:
@@ -258,7 +258,7 @@ def _held_values(config: RunConfig, fixed: Mapping[str, Table], algorithms: Sequ
     return {name: {**common, **tables.get(name, {}), **fixed.get(name, {})} for name in algorithms}
 
 
-def _checked_grid(grid: Mapping[str, Any], algorithms: Collection[str]) -> Table:
+def _checked_grid(grid: Mapping[str, Any], algorithms: Collection[str]) -> JsonDict:
     """Return a grid as JSON has it; refuse names that no algorithm searches."""
     for name, values in grid.items():
         if name in REGISTRY and name not in algorithms:
@@ -290,10 +290,10 @@ def _data(config: RunConfig, study: Study, download: Progress | None) -> Federat
 
 
 # -- what is written ----------------------------------------------------------------------------------------------
-def tune_command(config: RunConfig, request: Table, out: Path) -> str:
+def tune_command(config: RunConfig, request: JsonDict, out: Path) -> str:
     """Return the shell command of this search, without the keys of the machine."""
     config = config.with_changes(**{name: getattr(RunConfig, name) for name in MACHINE})
-    options: Table = {"algorithms": ",".join(map(as_typed, request["algorithms"]))}
+    options: JsonDict = {"algorithms": ",".join(map(as_typed, request["algorithms"]))}
     options |= {name: request[name] or None for name in ("preset", "trials", "batch", "measure")}
     options |= {"seeds": ",".join(map(str, request["seeds"]))}
     grid = tuple(

@@ -22,7 +22,7 @@ from ...engine.lanes import Lanes
 from ...engine.rounds import Simulation
 from ...evaluation.predictions import Prediction
 from ...report.charts import Axis, Series, scatter
-from ...runs.config import RunConfig, Table
+from ...runs.config import JsonDict, RunConfig
 from ..cell import Cell
 from ..study import Study
 from .experiment import Context, Done, Experiment, by_column, by_label
@@ -59,7 +59,7 @@ class Strangers(Study):
         everyone, strange = _mixed(config, self.other)
         return {name: everyone.select(np.flatnonzero(strange == (name == "strangers")).tolist()) for name in GROUPS}
 
-    def observe(self, sim: Simulation) -> Table:
+    def observe(self, sim: Simulation) -> JsonDict:
         """Return the mean entropy of the server's model on every client's training inputs."""
         cohort, prior = sim.cohort, sim.cohort.algorithm.prior(sim.theta)
         assert prior is not None

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ...evaluation.measures import MEASURES
 from ...report.charts import Axis, line_chart
-from ...runs.config import Table
+from ...runs.config import JsonDict
 from ..cell import Cell
 from .experiment import Context, Done, Experiment, by_column
 from .findings import Findings, Mean, Picture, Sheet, band, by, number, pivot, power
@@ -26,7 +26,7 @@ SHARE, SIZES, QUICK_SIZES = 0.8, (5, 10, 25, 50, 100, 500), (4, 8, 16)
 ALONE = 50  # epochs of Local only
 # New clients with few of the embedded digits: one hyperparameter of each method, the best of four values on validation
 # data (docs/research.md). FedAvg+FT, Per-FedAvg and pFedMe are best at their default.
-EMBEDDED_HYPER: dict[str, Table] = {
+EMBEDDED_HYPER: dict[str, JsonDict] = {
     "fedabml": {"label_alpha": 3.0},
     "fedabml-plain": {"personal_lr": 0.01},
     "local": {"personal_lr": 0.1},
@@ -74,7 +74,7 @@ class FewData(Experiment):
         return Findings(conclusions, sheets, pictures, records)
 
 
-def _records(column: str, name: str, cells: Sequence[Done]) -> list[Table]:
+def _records(column: str, name: str, cells: Sequence[Done]) -> list[JsonDict]:
     """Return the records of a system, one for every number of samples and way to draw them."""
     records, by_seed = [], {d.result.seed: {score.on: score for score in d.result.scores} for d in cells}
     for on in dict.fromkeys(on for scores in by_seed.values() for on in scores):  # stored cells may lack random draws
@@ -86,12 +86,12 @@ def _records(column: str, name: str, cells: Sequence[Done]) -> list[Table]:
     return records
 
 
-def _views(context: Context, records: Sequence[Table], key: str) -> tuple[Sheet, Picture]:
+def _views(context: Context, records: Sequence[JsonDict], key: str) -> tuple[Sheet, Picture]:
     """Return the table and the picture of a measure against the number of samples, in one column with one draw."""
     measure, column, draws = MEASURES[key], records[0]["column"], records[0]["draws"]
     title, suffix = f"{TITLES[column]}, {draws}", "-random" if draws == AT_RANDOM else ""
 
-    def cell(record: Table) -> str:
+    def cell(record: JsonDict) -> str:
         return number(record[key].times(measure.factor), measure.digits)
 
     grid = pivot(records, "samples", context.named, lambda r: str(r["samples"]), cell)

@@ -21,7 +21,7 @@ from typing import Literal, TypedDict, Unpack
 from ...engine.processes import refuse
 from ...errors import InputError
 from ...files.paths import folder_lock
-from ...runs.config import Table
+from ...runs.config import JsonDict
 from ..cell import Cell
 from ..compare import check_seeds
 from ..ledger import Ledger, Unfinished
@@ -196,7 +196,7 @@ def _complete(experiment: Experiment, cells: Sequence[Cell], ledger: Ledger, con
     return [Done(cell, ledger[cell]) for cell in cells if cell.label not in missing]
 
 
-def _provenance(records: Sequence[Table]) -> dict[str, list[str]]:
+def _provenance(records: Sequence[JsonDict]) -> dict[str, list[str]]:
     """Return with what and on what the cells were made, each value once."""
     values = {
         "cells of fedabml": [f"{f['fedabml']} ({f['code']})" if "code" in f else f["fedabml"] for f in records],

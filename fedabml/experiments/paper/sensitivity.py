@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...report.charts import Axis, line_chart
-from ...runs.config import Table
+from ...runs.config import JsonDict
 from ..cell import Cell
 from .experiment import Context, Done, Experiment, by_label, over_rounds, scored
 from .findings import Findings, Picture, Sheet, grouped, listed
@@ -51,7 +51,7 @@ class Sensitivity(Experiment):
             title, symbol, parameter_records, series = TITLES[column], SYMBOLS[key], [], []
             for label, cells in by_label(swept).items():
                 accuracy, value = scored(cells, "accuracy", 100), label.split()[3]
-                record: Table = {"column": column, "parameter": key, "value": value, "accuracy": accuracy}
+                record: JsonDict = {"column": column, "parameter": key, "value": value, "accuracy": accuracy}
                 parameter_records.append(record | {"half": accuracy.half, "nll": scored(cells, "nll")})
                 series.append(over_rounds(f"{symbol} = {value}", cells, "accuracy"))
             grid = listed(parameter_records, symbol, lambda r: f"{SYMBOLS[r['parameter']]} = {r['value']}", SHOWN)
@@ -71,7 +71,7 @@ def _swept(finished: Done) -> tuple[str, str]:
     return column, key
 
 
-def _matters(symbol: str, records: Sequence[Table]) -> str:
+def _matters(symbol: str, records: Sequence[JsonDict]) -> str:
     """Say whether a hyperparameter matters, by the accuracies of its values."""
     best, worst = max(records, key=lambda r: r["accuracy"]), min(records, key=lambda r: r["accuracy"])
     gap = best["accuracy"] - worst["accuracy"]

@@ -32,7 +32,7 @@ from ...engine.rounds import Simulation
 from ...engine.setting import Cohort
 from ...evaluation.predictions import Prediction, surprise
 from ...report.charts import Axis, Series, line_chart
-from ...runs.config import RunConfig, Table
+from ...runs.config import JsonDict, RunConfig
 from ..cell import Cell
 from ..study import Study
 from .experiment import Context, Done, Experiment, by_column, scored
@@ -62,7 +62,7 @@ class Outside(Study):
     def federation(self, config: RunConfig) -> Federation:
         return with_outside(config, self.other)[0]
 
-    def observe(self, sim: Simulation) -> Table:
+    def observe(self, sim: Simulation) -> JsonDict:
         cohort = sim.cohort
         seen = [_samples_of(cohort.fed, client) for client in range(cohort.fed.clients)]
         clients: list[dict[str, dict[str, np.ndarray]]] = []
@@ -108,7 +108,7 @@ def _surprise(cohort: Cohort, clients: Sequence[int], rows: Sequence[int], draws
     return surprise(draws.mean(0, dtype=torch.float64).cpu(), row_labels).numpy()
 
 
-def _summary(clients: Sequence[dict[str, dict[str, np.ndarray]]], top: float) -> Table:
+def _summary(clients: Sequence[dict[str, dict[str, np.ndarray]]], top: float) -> JsonDict:
     """Return AUROCs, densities and ROC curves, ready for JSON."""
     edges = np.linspace(0, top, BINS + 1)
     pooled = {k: {m: np.concatenate([f[k][m] for f in clients]) for m in MEASURES} for k in KINDS}
@@ -176,9 +176,9 @@ class Uncertainty(Experiment):
         return Findings(conclusions, sheets, pictures, records)
 
 
-def _record(column: str, name: str, cells: Sequence[Done]) -> Table:
+def _record(column: str, name: str, cells: Sequence[Done]) -> JsonDict:
     """Return the record of a method; an AUROC that a cell of an earlier version lacks is None."""
-    record: Table = {"column": column, "outside": OUTSIDE[column], "algorithm": name, "seeds": len(cells)}
+    record: JsonDict = {"column": column, "outside": OUTSIDE[column], "algorithm": name, "seeds": len(cells)}
     for kind, m, of in product(("out", "other"), MEASURES, ("pooled", "clients")):
         values = {d.result.seed: d.result.found["auroc"].get(f"{kind} {m}", {}).get(of) for d in cells}
         record[f"auroc_{kind}_{m}_{of}"] = None if None in values.values() else Mean(values)
@@ -188,7 +188,7 @@ def _record(column: str, name: str, cells: Sequence[Done]) -> Table:
 
 
 # -- sentences ------------------------------------------------------------------------------------------------------
-def _order(context: Context, records: Sequence[Table], measure: str) -> str:
+def _order(context: Context, records: Sequence[JsonDict], measure: str) -> str:
     """Name the methods by how well a measure detects the other dataset's samples; empty where some lack it."""
     key = f"auroc_out_{measure}_pooled"
     if any(r[key] is None for r in records):
@@ -196,7 +196,7 @@ def _order(context: Context, records: Sequence[Table], measure: str) -> str:
     return ", ".join(f"{context.named(r)} {r[key]:.3f}" for r in sorted(records, key=lambda r: -r[key]))
 
 
-def _pays(context: Context, records: Sequence[Table]) -> list[str]:
+def _pays(context: Context, records: Sequence[JsonDict]) -> list[str]:
     """Say up to which share of other classes the label level pays, for every method that ran with and without it."""
     by_name, texts = {r["algorithm"]: r for r in records}, []
     for level, bare in (
@@ -211,7 +211,7 @@ def _pays(context: Context, records: Sequence[Table]) -> list[str]:
 
 
 # -- tables ---------------------------------------------------------------------------------------------------------
-def _sheets(context: Context, title: str, records: Sequence[Table]) -> list[Sheet]:
+def _sheets(context: Context, title: str, records: Sequence[JsonDict]) -> list[Sheet]:
     """Return the AUROCs, of another dataset and of classes never seen; calibration; and labels that shift."""
     sheets = []
     for kind, heading in (("out", title), ("other", f"{title}: classes never seen")):
@@ -227,7 +227,7 @@ def _sheets(context: Context, title: str, records: Sequence[Table]) -> list[Shee
     return [*sheets, _shifted(context, title, records)]
 
 
-def _shifted(context: Context, title: str, records: Sequence[Table]) -> Sheet:
+def _shifted(context: Context, title: str, records: Sequence[JsonDict]) -> Sheet:
     """Return the table of accuracy where a share of a client's samples are of classes that it never saw."""
     table = []
     for record in records:
@@ -243,7 +243,7 @@ def _shifted(context: Context, title: str, records: Sequence[Table]) -> Sheet:
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
-def _shifts(context: Context, records: Sequence[Table]) -> Picture:
+def _shifts(context: Context, records: Sequence[JsonDict]) -> Picture:
     """Draw accuracy against the share of classes never seen."""
     series = [Series(context.named(r), [r["accuracy"], r["other_accuracy"]], [0.0, 1.0]) for r in records]
     x, y = Axis("samples of classes never seen", "percent", (0, 1)), Axis("accuracy", "percent", (0, 1))
@@ -286,7 +286,7 @@ def _densities(context: Context, column: str, first: Mapping[str, Done]) -> list
             who = [person(column, client) for client in range(len(curves))] if complete else ()
             series.append(Series(KINDS[kind], middle.tolist(), middles, members=[c.tolist() for c in curves], who=who))
         title, file = f"{context.name(name)}, {TITLES[column]}", f"entropy-{column}-{name.replace('+', '-')}"
-        options: Table = {"title": title, "height": HEIGHT, "x": Axis("entropy, nats", span=(edges[0], edges[-1]))}
+        options: JsonDict = {"title": title, "height": HEIGHT, "x": Axis("entropy, nats", span=(edges[0], edges[-1]))}
         options["y"] = Axis("density: inside upwards, outside downwards", "mirror", span)
         pictures.append(Picture(file, f"Entropy, {title}", caption, line_chart, series, options))
     return pictures
