@@ -67,7 +67,7 @@ finished (FILE): A cells.jsonl of another folder or machine. The runs in it are 
 force: Replace existing files.
 model (NAME): Your own network, named again if the prior was trained with it: mine.py:Net, or a Hugging Face folder
     (by default that of the run, if a run's folder is given).
-preset (NAME): A predefined setting ({", ".join(presets.NAMES)}). --config and flags override it.
+preset (NAME): A predefined setting ({", ".join(presets.PRESET_NAMES)}). --config and flags override it.
 quiet: Print errors only: no progress, no table.
 set (NAME=VALUE): Set any key or hyperparameter, such as fedabml.lam=0.1. Repeatable.
 """)
@@ -233,7 +233,7 @@ Config = Annotated[
         help="TOML file with any of these keys, at its top level or in a table of this command. Flags override it.",
     ),
 ]
-Preset = Annotated[str | None, typer.Option(**_COMMON["preset"], autocompletion=completion(presets.NAMES))]
+Preset = Annotated[str | None, typer.Option(**_COMMON["preset"], autocompletion=completion(presets.PRESET_NAMES))]
 Set = Annotated[list[str] | None, typer.Option(**_COMMON["set"])]
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Keys that may change when a run is resumed: its length, its scoring, and where its data are (their hash is checked).
 SCORING = ("evaluate", "eval_every", "eval_clients", "eval_all", "split")
-FREE = {"rounds", "specificity", "data", "data_dir", "pretrained", *SCORING}
+MAY_CHANGE = {"rounds", "specificity", "data", "data_dir", "pretrained", *SCORING}
 
 STOPPED = "stopped"  # the processes of a run report this event once
 
@@ -94,7 +94,7 @@ def reopened(out: Path, options: RunOptions) -> RunConfig:
 
     saved, _ = saved_config(out)
     now = RunConfig.of(saved.to_dict(everything=True), *options.layers, overrides=options.overrides)
-    free = FREE | {f"{saved.algorithm}.{name}" for name in PERSONAL}
+    free = MAY_CHANGE | {f"{saved.algorithm}.{name}" for name in PERSONAL}
     differ = {name: pair for name, pair in saved.differences(now).items() if name not in free}
     if differ:
         raise InputError(

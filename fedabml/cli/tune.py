@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..experiments.tune import Tuned
 
 SHARE, TRIALS, SEEDS, BATCH = 0.2, 16, (100,), 8  # the defaults, which the help names
-SHOWN = 5  # trials of an algorithm in its table
+SHOWN_TRIALS = 5  # trials of an algorithm in its table
 
 
 @command(
@@ -149,7 +149,7 @@ def show(tuned: Tuned, out: Path, more: Sequence[str] = ()) -> None:
         title += (f", {diverged} diverged" if diverged else "") + (f", {len(refused)} refused" if refused else "")
         rows = [
             (str(trial.number), *map(number, (trial.value, trial.nll)[: len(measures)]), settings(trial))
-            for trial in tuned.best(name, SHOWN)
+            for trial in tuned.best(name, SHOWN_TRIALS)
         ]
         if tuned.base[0] is not None:
             base = map(number, tuned.base[: len(measures)])

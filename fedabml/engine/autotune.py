@@ -62,7 +62,7 @@ DTYPES = {
     "bf16": Arithmetic(torch.float32, torch.bfloat16),
     "float64": Arithmetic(torch.float64, torch.float64),
 }
-COARSE = ("tf32", "bf16")  # of them, those with products of few digits
+REDUCED_PRECISION = ("tf32", "bf16")  # of them, those with products of few digits
 
 
 def set_precision(name: str, device: torch.device) -> Arithmetic:
@@ -77,7 +77,7 @@ def set_precision(name: str, device: torch.device) -> Arithmetic:
         raise InputError(f"There is no dtype '{name}'.{nearest(name, DTYPES)}")
     if device.type == "cuda":
         triton_usable()  # a trial, which inside of torch.func's transforms would fail
-    set_products(device, DTYPES[name].network, name in COARSE)
+    set_products(device, DTYPES[name].network, name in REDUCED_PRECISION)
     return DTYPES[name]
 
 

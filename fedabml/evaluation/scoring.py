@@ -30,7 +30,7 @@ from ..errors import InputError, TrainingError
 from ..gaussian import Distribution
 from . import decisions, structured
 from .calibration import fit_temperature, with_temperature
-from .client_scores import SCORES, regression_rows
+from .client_scores import SCORE_FUNCTIONS, regression_rows
 from .measures import CALIBRATED, DECISIONS, FEW_OF_CLASS, FEW_ROWS, OF_NUMBERS, WORST_TENTH
 from .predictions import Prediction, Regression, with_label_level
 from .structured import MultiPrediction
@@ -254,7 +254,7 @@ def _score_run(
         return _diverged(cohort, client[wrong], "weights")
     if not personal.finite.all():  # finite weights, but too large for the network
         return _diverged(cohort, client[~personal.finite], "predictions")
-    y, score = fed.y[rows.index], SCORES[_kind(cohort)]
+    y, score = fed.y[rows.index], SCORE_FUNCTIONS[_kind(cohort)]
     values, pooled, details = score(personal, y, owner, len(scored))
     summary: dict[str, Any] = {name: float(v.mean()) for name, v in values.items()}
     if not run.brief and _kind(cohort) is Regression:

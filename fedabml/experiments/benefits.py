@@ -15,13 +15,13 @@ from ..runs.config import JsonDict
 from .ranking import GAINS, HARMED, Comparison
 from .statistics import SEEDS_TO_TEST
 
-SHOWN = 100  # clients of a table on a page; the file has all
+SHOWN_CLIENTS = 100  # clients of a table on a page; the file has all
 
 
 def benefit_cells(comparison: Comparison) -> tuple[list[str], list[list[TableCell]]]:
     """Return the head and the cells of a table with a row per client, the one that gains most from the best row first.
 
-    Of more than `SHOWN` clients it has the first and the last.
+    Of more than `SHOWN_CLIENTS` clients it has the first and the last.
     """
     main = comparison.columns[0]
     by_label = {row.label: {b.client: b for b in comparison.benefits(row.label)} for row in comparison.rows}
@@ -30,8 +30,8 @@ def benefit_cells(comparison: Comparison) -> tuple[list[str], list[list[TableCel
     if not by_label:
         return head, []
     order = list(next(iter(by_label.values())))
-    if len(order) > SHOWN:
-        order = order[: SHOWN // 2] + order[-SHOWN // 2 :]
+    if len(order) > SHOWN_CLIENTS:
+        order = order[: SHOWN_CLIENTS // 2] + order[-SHOWN_CLIENTS // 2 :]
     rows = []
     for client in order:
         first = next(by_client[client] for by_client in by_label.values() if client in by_client)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..algorithms import digest_of
 from ..files.sealed import parse_sealed, sealed_line
-from ..models import OWN, file_digest, folder_digest, is_folder
+from ..models import USER_NETWORKS, file_digest, folder_digest, is_folder
 from ..runs.config import JsonDict, RunConfig, upgrade_config
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ class Cell:
         config = {k: v for k, v in config.items() if k not in LATER or v != getattr(RunConfig, k)}
         algorithm = self.config.algorithm_object()
         config |= {"lr": None, self.config.algorithm: algorithm.identity()}
-        if code := digest_of(algorithm) | ({name: OWN[name].digest} if (name := self.config.model) in OWN else {}):
+        name = self.config.model
+        if code := digest_of(algorithm) | ({name: USER_NETWORKS[name].digest} if name in USER_NETWORKS else {}):
             config["code"] = code
         if is_folder(self.config.model):
             config["model_files"] = folder_digest(self.config.model)  # the folder's name is not its content

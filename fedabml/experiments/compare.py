@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..accel.process import borrowed
 from ..algorithms import REGISTRY
-from ..arguments import MOST, checked_integer
+from ..arguments import MAX_INTEGER, checked_integer
 from ..data.once import reading_once
 from ..engine.processes import with_folder_lock
 from ..errors import InputError, nearest
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 REQUEST, CELLS = "comparison.json", "cells.jsonl"
 MANIFEST, PICTURE = "manifest-{}.json", "partition-{}.svg"  # of the first seed's data
 # Keys of a run that a comparison decides itself, and how a user chooses them instead.
-OWN = {"algorithm": "use --algorithms instead.", "seed": "use --seeds instead."}
-OWN |= dict.fromkeys(("evaluate", "eval_clients", "eval_all"), "every client is scored at the end.")
-FREE = {*MACHINE} - {"eval_every"}  # keys of the setting that a resumed comparison may change
+SET_BY_COMPARE = {"algorithm": "use --algorithms instead.", "seed": "use --seeds instead."}
+SET_BY_COMPARE |= dict.fromkeys(("evaluate", "eval_clients", "eval_all"), "every client is scored at the end.")
+MAY_CHANGE = {*MACHINE} - {"eval_every"}  # keys of the setting that a resumed comparison may change
 MANY_SEEDS = 10_000
 # Which default step sizes a comparison's rows rely on. Those written without it have other ones than today's.
-DEFAULTS, FORMER = 2, {"lr": 0.03, "personal_lr": "none"}
+DEFAULTS_VERSION, FORMER = 2, {"lr": 0.03, "personal_lr": "none"}
 FORMER_OWN = {name: {"personal_epochs": 0} for name in ("ditto", "fedrep", "pfedbayes")}
 Rows = dict[str, RunConfig]
 
@@ -63,8 +63,8 @@ def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], overrides: Ma
     """
     overrides, algorithm_names = overrides or {}, names("algorithm")
     for name in overrides:
-        if name in OWN:
-            raise InputError(f"--set {name}=… is not accepted here: {OWN[name]}")
+        if name in SET_BY_COMPARE:
+            raise InputError(f"--set {name}=… is not accepted here: {SET_BY_COMPARE[name]}")
         if name in algorithm_names and name not in algorithms:
             raise InputError(
                 f"--set {name}.… is for {name}, which is not among the named algorithms.{nearest(name, algorithms)}"
@@ -73,7 +73,7 @@ def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], overrides: Ma
     repeated_name = next((name for i, name in enumerate(algorithms) if name in algorithms[:i]), None)
     if repeated_name is not None:
         raise InputError(f"The algorithm '{repeated_name}' is named twice.")
-    common = [{k: v for k, v in layer.items() if k not in OWN} for layer in layers]
+    common = [{k: v for k, v in layer.items() if k not in SET_BY_COMPARE} for layer in layers]
     rows = {}
     for name in algorithms:
         row_overrides = {k: v for k, v in overrides.items() if k not in algorithm_names or k == name}
@@ -99,9 +99,11 @@ def check_seeds(seeds: Sequence[int]) -> None:
     """Refuse seeds that are negative, too large, given twice, or too many."""
     if len(seeds) > MANY_SEEDS:
         raise InputError(f"{len(seeds)} seeds are more than {MANY_SEEDS:,}, the most that an experiment takes.")
-    if not 0 <= min(seeds) <= max(seeds) <= MOST or len(set(seeds)) < len(seeds):
+    if not 0 <= min(seeds) <= max(seeds) <= MAX_INTEGER or len(set(seeds)) < len(seeds):
         words = ", ".join(map(str, seeds))
-        raise InputError(f"Seeds are whole numbers of at least 0 and at most {MOST}, each once; they are {words}.")
+        raise InputError(
+            f"Seeds are whole numbers of at least 0 and at most {MAX_INTEGER}, each once; they are {words}."
+        )
 
 
 def seeds_flag(seeds: Sequence[int]) -> str:
@@ -134,7 +136,7 @@ class ComparisonRequest:
         for label, config in request.rows.items():
             config.algorithm_object()  # its hyperparameters are checked before anything else is done
             same_algorithm = config.with_changes(algorithm=setting.algorithm, hyper=setting.hyper)
-            differ = {key: pair for key, pair in setting.differences(same_algorithm).items() if key not in FREE}
+            differ = {key: pair for key, pair in setting.differences(same_algorithm).items() if key not in MAY_CHANGE}
             if differ:
                 keys = "; ".join(f"{key} = {a} and {b}" for key, (a, b) in differ.items())
                 raise InputError(f"'{first}' and '{label}' are of different settings, so they do not compare: {keys}.")
@@ -175,10 +177,10 @@ class ComparisonRequest:
     # -- on disk ----------------------------------------------------------------------------------------------------
     def to_dict(self) -> JsonDict:
         """Return the request as comparison.json keeps it."""
-        row_keys = {*OWN, self.setting.algorithm}
+        row_keys = {*SET_BY_COMPARE, self.setting.algorithm}
         shared = {k: v for k, v in self.setting.to_dict(everything=True).items() if k not in row_keys}
         rows = {label: {"algorithm": c.algorithm, "hyper": dict(c.hyper)} for label, c in self.rows.items()}
-        content = {"setting": shared, "rows": rows, "seeds": list(self.seeds), "defaults": DEFAULTS}
+        content = {"setting": shared, "rows": rows, "seeds": list(self.seeds), "defaults": DEFAULTS_VERSION}
         return content | ({} if self.study is PLAIN else {"study": self.study.identity})
 
     @classmethod
@@ -212,7 +214,7 @@ class ComparisonRequest:
         pair = saved, replace(self, rows=rows)
         common = rows.keys() & saved.rows.keys()
         was, now = (r.to_dict()["setting"] | {"rows": {k: _row(r.rows[k]) for k in common}} for r in pair)
-        refuse_changes(out, "compare", was, now, FREE)
+        refuse_changes(out, "compare", was, now, MAY_CHANGE)
         changes = differences(*({"algorithms": sorted(r.rows), "seeds": sorted(r.seeds)} for r in pair))
         if changes and not resume:
             raise InputError(

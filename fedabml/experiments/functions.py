@@ -32,7 +32,7 @@ from ..runs import presets
 from ..runs.config import DATA_KEYS, TABLE_KEYS, JsonDict, RunConfig, read_toml, without_commands
 from . import compare as comparing
 from . import tune as tuning
-from .compare import OWN, configs
+from .compare import SET_BY_COMPARE, configs
 from .paper import EXPERIMENTS, PROTOCOLS, Findings, Request, run, run_part
 from .progress import CellProgress, SearchProgress, followed
 from .ranking import Comparison
@@ -97,8 +97,8 @@ def _rows(
         if options or config or preset or not all(isinstance(entry, RunConfig) for entry in algorithms.values()):
             raise InputError("Configurations stand alone: give no other algorithms, options, config or preset.")
         return dict(algorithms), PLAIN if fed is None else _study_of(fed)
-    for name in options.keys() & OWN.keys():
-        raise InputError(f"compare takes no '{name}': {OWN[name].replace('--', '')}")
+    for name in options.keys() & SET_BY_COMPARE.keys():
+        raise InputError(f"compare takes no '{name}': {SET_BY_COMPARE[name].replace('--', '')}")
     layers, study = _setting("compare", fed, model, config, preset, options)
     chosen = algorithms if isinstance(algorithms, Mapping) else _labelled(algorithms)
     rows = {}
@@ -191,9 +191,9 @@ def tune(
             raise InputError("A RunConfig stands alone: give no model or options beside it.")
         plan = config
     else:
-        for name in options.keys() & {*OWN, "eval_every"}:
+        for name in options.keys() & {*SET_BY_COMPARE, "eval_every"}:
             raise InputError(
-                f"tune takes no '{name}': {OWN.get(name, 'trials are scored at the end.').replace('--', '')}"
+                f"tune takes no '{name}': {SET_BY_COMPARE.get(name, 'trials are scored at the end.').replace('--', '')}"
             )
         layers, study = _setting("tune", fed, model, config, preset, options)
         every = names or list(tuning.REGISTRY)

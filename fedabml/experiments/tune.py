@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from ..data import Federation
     from ..data.download import Progress
 
-FREE = ("trials",)  # what a resumed search may change: a longer search begins with the trials of a shorter one
-SEARCH = 2  # which points the same request tries; earlier versions, which wrote none, tried others
+MAY_CHANGE = ("trials",)  # what a resumed search may change: a longer search begins with the trials of a shorter one
+SEARCH_VERSION = 2  # which points the same request tries; earlier versions, which wrote none, tried others
 
 
 @dataclass(frozen=True, repr=False)
@@ -192,7 +192,12 @@ def tune(
     request |= {"preset": preset, "fixed": {name: search.fixed for name, search in searches.items()}}
     grid = {name: v for name, v in grid.items() if name not in REGISTRY or name in searches}
     request |= ({"grid": grid} if grid else {}) | ({"study": study.identity} if study else {})
-    request |= {"run": run.to_dict(everything=True), "data": fed.hash, "optuna": optuna.__version__, "search": SEARCH}
+    request |= {
+        "run": run.to_dict(everything=True),
+        "data": fed.hash,
+        "optuna": optuna.__version__,
+        "search": SEARCH_VERSION,
+    }
     del fed  # it may be large, and every cell makes its own
     if not closed:
         if of_earlier_version(folder):
@@ -201,7 +206,7 @@ def tune(
                 "used as it is (fedabml compare --config). To search again, give another folder with --out, and "
                 f"--finished {shlex.quote(str(folder / 'cells.jsonl'))} for the runs that both have."
             )
-        claim(folder, "tune", request, resume, FREE)
+        claim(folder, "tune", request, resume, MAY_CHANGE)
     given = {name: search.config.hyper for name, search in searches.items()}
     tuned = Tuned({name: [] for name in searches}, measure, folder / "tuned.toml", fixed=given)
     _search_all(tuned, searches, trials, Ledger(folder / "cells.jsonl", finished, closed=closed), callbacks)
@@ -237,7 +242,7 @@ def _search_all(
 
 def of_earlier_version(folder: Path) -> bool:
     """Return whether a folder holds a search of an earlier version, which tried other points."""
-    return (folder / "tune.json").is_file() and read(folder, "tune").get("search") != SEARCH
+    return (folder / "tune.json").is_file() and read(folder, "tune").get("search") != SEARCH_VERSION
 
 
 # -- before anything is trained ---------------------------------------------------------------------------------

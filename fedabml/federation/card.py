@@ -44,7 +44,7 @@ KIND, VERSION = "card", 1
 DTYPES = ("float32", "float64")
 MOST_BATCH, MOST_EPOCHS, MOST_SEED = 1 << 20, 100_000, 2**63 - 1
 MOST_SIZE = 1 << 28  # numbers in one sample, or outputs of a network
-_OWN = {"kind", "version", "federation", "algorithm", "batch_size", "epochs", "seed", "numbers", "schema"}
+_CARD_KEYS = {"kind", "version", "federation", "algorithm", "batch_size", "epochs", "seed", "numbers", "schema"}
 _HEX = set("0123456789abcdef")
 
 
@@ -156,7 +156,7 @@ class Card:
         try:
             tensors, facts = dict(tensors), dict(facts)
             _check_raw(tensors, facts)
-            spec = InputSpec.unpack(tensors, {k: v for k, v in facts.items() if k not in _OWN}, None)
+            spec = InputSpec.unpack(tensors, {k: v for k, v in facts.items() if k not in _CARD_KEYS}, None)
             name, hyper = facts["algorithm"]["name"], facts["algorithm"]["hyper"]
             algorithm = algorithms.remake(name, hyper)
             algorithm.init(spec.network.initial, spec.network.layout)

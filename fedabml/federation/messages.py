@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from ..algorithms.base import State
 from ..errors import InputError
 
-KINDS = ("describe", "sums", "freeze", "train", "prior")
+ORDER_KINDS = ("describe", "sums", "freeze", "train", "prior")
 MAX_TEXT = 300  # characters of a site's text that are shown
 
 
@@ -34,7 +34,7 @@ class TransportClosed(Exception):
 class Order:
     """An order is what the coordinator sends to one site."""
 
-    kind: str  # one of KINDS
+    kind: str  # one of ORDER_KINDS
     federation: str  # 32 hexadecimal digits
     card: str  # digest of the frozen card; empty before it is frozen
     site: str

@@ -29,7 +29,7 @@ from ..errors import InputError, nearest, quoted
 from ..files.limits import MAX_TOML, parse_toml
 from ..files.paths import Name, read_text, write
 
-KINDS = ("table", "arrays", "images")
+SCHEMA_KINDS = ("table", "arrays", "images")
 COLUMN_KINDS = ("number", "words", "date")
 MOST_COLUMNS, MOST_CLASSES, MOST_WORD = 16_384, 1000, 200
 CIRCLE = math.sqrt(0.5)  # the deviation of sine and cosine over a whole circle
@@ -63,7 +63,7 @@ class Column:
 class Schema:
     """A schema describes the data of every site. Fields that do not belong to its kind have their defaults."""
 
-    kind: str  # one of `KINDS`
+    kind: str  # one of `SCHEMA_KINDS`
     task: str
     classes: tuple[str, ...] = ()
     target: str = ""
@@ -193,8 +193,8 @@ class Schema:
 
 # -- checks of what a file or a message holds -------------------------------------------------------------------------
 def _parsed(cls: type[Schema], data: Any) -> Schema:
-    if not isinstance(data, Mapping) or data.get("kind") not in KINDS:
-        raise InputError(f"Its kind must be one of {', '.join(KINDS)}.")
+    if not isinstance(data, Mapping) or data.get("kind") not in SCHEMA_KINDS:
+        raise InputError(f"Its kind must be one of {', '.join(SCHEMA_KINDS)}.")
     kind, task = data["kind"], data.get("task")
     for name in data:
         if name not in _KEYS[kind] | _COMMON:

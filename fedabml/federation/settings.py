@@ -20,7 +20,7 @@ from ..arguments import is_number, is_whole
 from ..errors import InputError, nearest, quoted
 from ..files.limits import MAX_TOML, parse_toml
 from ..files.paths import read_text, write
-from ..models import NAMES
+from ..models import NETWORK_NAMES
 
 JsonDict = dict[str, Any]
 log = logging.getLogger("fedabml")
@@ -57,10 +57,10 @@ def check_name(name: object, subject: str = "A site's name") -> str:
 
 def check_model_and_algorithm(model: object, algorithm: object) -> None:
     """Raise InputError for a network or an algorithm that is not one of fedabml's own."""
-    if not isinstance(model, str) or model not in NAMES:
+    if not isinstance(model, str) or model not in NETWORK_NAMES:
         raise InputError(
             f"A federation has no network {quoted(model)}; files of code and Hugging Face folders are not accepted."
-            f"{nearest(str(model)[:60], NAMES)}"
+            f"{nearest(str(model)[:60], NETWORK_NAMES)}"
         )
     entry = REGISTRY.get(algorithm) if isinstance(algorithm, str) else None
     if entry is None or entry.code is not None:
@@ -184,7 +184,7 @@ class Settings(_Checked):
     port: int = key(8443, "the one port that sites reach, of the proxy", 1, 65535)
     superlink_port: int = key(8180, "port of Flower's SuperLink, on the loopback interface only", 1, 65535)
     algorithm: str = key("fedabml", "algorithm by name, see `fedabml algorithms`", choices=tuple(REGISTRY))
-    model: str = key("mlp", "network by name", choices=tuple(NAMES))
+    model: str = key("mlp", "network by name", choices=tuple(NETWORK_NAMES))
     rounds: int = key(50, "rounds of communication", 1, 1_000_000)
     participation: float = key(1.0, "share of the registered sites that take part in a round", 0, 1)
     epochs: int = key(5, "passes over a site's data in a round", 1, 100_000)

@@ -28,7 +28,7 @@ from . import handshake, site_data
 from .card import Card
 from .folders import SiteFolder
 from .kept import KeptLost, KeptVersions
-from .messages import KINDS, CardMissing, Order, Refusal, Reply
+from .messages import ORDER_KINDS, CardMissing, Order, Refusal, Reply
 from .replies import ReplyLimits, check_update
 from .scores import site_scores
 
@@ -85,7 +85,7 @@ class Site:
     def _check(self, order: Order) -> None:
         """Refuse an order that is not meant for this site."""
         settings = self.folder.settings
-        if order.kind not in KINDS:
+        if order.kind not in ORDER_KINDS:
             raise Refusal("This version of fedabml does not know such an order.")
         if order.federation != settings.federation:
             raise Refusal("The order belongs to another federation.")

@@ -20,7 +20,7 @@ from .events import read_tally
 from .folders import ServerFolder, SiteFolder
 from .logs import last_line, log_of, one_line
 from .supervisor import PIDS, SUPERVISOR, supervisor_of
-from .tally import SHOWN, SiteStatus, Tally, table, whole
+from .tally import SHOWN_REJECTIONS, SiteStatus, Tally, table, whole
 
 __all__ = ["ProcessStatus", "SiteFolderStatus", "SiteStatus", "Status", "processes", "read", "read_site", "run_state"]
 
@@ -87,7 +87,7 @@ def read(folder: ServerFolder) -> Status:
     status.runs, status.rounds_done, status.attempts_repeated = tally.runs, tally.rounds_done, tally.repeated
     status.bytes_down, status.bytes_up, status.damaged_lines = tally.bytes_down, tally.bytes_up, tally.damaged
     status.losses, status.scores, status.problem = tally.losses, tally.scores, tally.problem
-    status.rejected, status.reasons = tally.rejected, dict(tally.reasons.most_common(SHOWN))
+    status.rejected, status.reasons = tally.rejected, dict(tally.reasons.most_common(SHOWN_REJECTIONS))
     _describe_times(status, tally)
     _describe_processes(status, folder, tally.last)
     _describe_certificate(status, folder)

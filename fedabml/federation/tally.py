@@ -18,7 +18,7 @@ from .logs import one_line
 RECENT = 10  # rounds whose times are kept
 MOST_LOSSES = 4000  # if there are more, every second one is forgotten
 MOST_REASONS = 100  # different reasons that are counted
-SHOWN = 20  # rejected replies that are kept with site and reason
+SHOWN_REJECTIONS = 20  # rejected replies that are kept with site and reason
 
 
 @dataclass
@@ -147,7 +147,7 @@ class Tally:
             facts = {key: one_line(each.get(key, ""), 200) for key in ("site", "reason")}
             times = max(1, whole(each.get("times")))
             self.reasons[facts["reason"]] += times
-            self.rejected = [*self.rejected, {"round": round, **facts}][-SHOWN:]
+            self.rejected = [*self.rejected, {"round": round, **facts}][-SHOWN_REJECTIONS:]
             if facts["site"] in self.sites:
                 self.sites[facts["site"]].rejected += times
 

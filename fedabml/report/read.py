@@ -163,7 +163,7 @@ class SavedRun:
         return rows
 
 
-_NAMES = (  # of runs, the shortest first; the first by which all runs differ is used
+_NAME_FORMS = (  # of runs, the shortest first; the first by which all runs differ is used
     *("{a}", "{a}, {d}", "{a}, seed {seed}", "{a}, {d}, seed {seed}"),
     *("{folder.name}", "{folder.parent.name}/{folder.name}"),
 )
@@ -179,7 +179,7 @@ def read_runs(folders: Sequence[Path]) -> list[SavedRun]:
     if len(tasks) > 1:
         mixed = ", ".join(f"{folder} is a {task}" for task, folder in tasks.items())
         raise InputError(f"Runs of different tasks cannot be compared: {mixed}. Report them apart, one page per task.")
-    for form in _NAMES:
+    for form in _NAME_FORMS:
         names = [form.format(a=run.algorithm, d=run.dataset, seed=run.fact("seed"), folder=run.folder) for run in runs]
         if len(set(names)) == len(names):
             break

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ..algorithms import REGISTRY, make
-from ..arguments import MOST, split_words
+from ..arguments import MAX_INTEGER, split_words
 from ..data.catalogue import SOURCES
 from ..engine import backends
 from ..errors import InputError, nearest, quoted, shortened
@@ -36,7 +36,7 @@ from ..files.limits import MAX_TOML, parse_toml
 from ..files.paths import read_text
 from ..files.sealed import read_json, warn_if_changed
 from ..files.user_code import is_user_code
-from ..models import NAMES, OWN, TRAINED, is_folder
+from ..models import NETWORK_NAMES, TRAINED, USER_NETWORKS, is_folder
 from . import request
 
 if TYPE_CHECKING:
@@ -512,13 +512,13 @@ def parse_set(assignments: Sequence[str]) -> JsonDict:
 
 def names(registry: str) -> tuple[str, ...]:
     """Return the names in a registry: algorithm, model or dataset."""
-    return tuple({"algorithm": REGISTRY, "model": (*NAMES, *OWN), "dataset": SOURCES}[registry])
+    return tuple({"algorithm": REGISTRY, "model": (*NETWORK_NAMES, *USER_NETWORKS), "dataset": SOURCES}[registry])
 
 
 def as_typed(name: str) -> str:
     """Return the name of an algorithm or network as the command line takes it: that of a user's own has its file."""
     entry = REGISTRY.get(name)
-    code = entry.code if entry else OWN.get(name)
+    code = entry.code if entry else USER_NETWORKS.get(name)
     return code.typed if code else name
 
 
@@ -559,8 +559,8 @@ def _checked(name: str, hint: str, value: Any, meta: Mapping[str, Any]) -> Any:
     if base != hint and (value in (None, "none") or (base == "bool" and value == "auto")):
         return None
     types, description = _TYPES[base]
-    if isinstance(value, int) and abs(value) > MOST:
-        raise InputError(f"'{name}' ({meta['doc']}) is beyond {MOST}, the largest number that fedabml accepts.")
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        raise InputError(f"'{name}' ({meta['doc']}) is beyond {MAX_INTEGER}, the largest number that fedabml accepts.")
     fits = isinstance(value, types) and (base == "bool" or not isinstance(value, bool))
     if not fits or (base == "float" and not math.isfinite(value)) or (base == "str" and "\0" in value):
         raise InputError(f"'{name}' ({meta['doc']}) must be {description}; it is {quoted(value)}.")

@@ -19,7 +19,7 @@ from ..accel.process import borrowed, keep_freed_memory
 from ..algorithms import Algorithm, FedABML
 from ..arguments import checked_integer, checks_arguments
 from ..data import Federation
-from ..engine.autotune import COARSE, choose_backend, chunk_of, device_of, lane_bytes, set_precision
+from ..engine.autotune import REDUCED_PRECISION, choose_backend, chunk_of, device_of, lane_bytes, set_precision
 from ..engine.label_level import choose
 from ..engine.server import cohort_size
 from ..engine.setting import Cohort, Place, Setting
@@ -108,7 +108,7 @@ def prepare(
         likelihood = likelihoods.weighted(likelihood, class_weights, fed.label_counts("train").sum(0).tolist())
     made = make_network(model, fed, likelihood, seed, model_options, pretrained, train, lora_rank)
     target = device_of(device)
-    requested, dtype = dtype, "float32" if algorithm.needs_full_precision and dtype in COARSE else dtype
+    requested, dtype = dtype, "float32" if algorithm.needs_full_precision and dtype in REDUCED_PRECISION else dtype
     arithmetic = set_precision(dtype, target)
     if target.type == "cpu":
         keep_freed_memory()
@@ -130,7 +130,7 @@ def prepare(
         ),
         Place(
             target, arithmetic.vectors, arithmetic.network, backend, chunk, workers, compile,
-            coarse=dtype in COARSE, channels_last=channels_last,
+            coarse=dtype in REDUCED_PRECISION, channels_last=channels_last,
         ),
     )  # fmt: skip
     notes = [*algorithm.notes(), *(text for text in (note_off, note, unscaled, made.note) if text), *_notes(cohort)]

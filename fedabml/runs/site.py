@@ -36,8 +36,8 @@ from .prior import Prior, rows_digest
 from .trust import Trust
 
 ALONE_EPOCHS = (20, 100)  # that training alone tries; the better one counts, which favours it
-NAMES = {"posterior": "its posterior", "prior": "the prior", "alone": "training alone"}
-LEAST_ROWS = 10  # held out, from which on a command compares without being asked
+MODEL_NAMES = {"posterior": "its posterior", "prior": "the prior", "alone": "training alone"}
+LEAST_ROWS_TO_COMPARE = 10  # held out, from which on a command compares without being asked
 QUICK_STEPS, QUICK_WEIGHTS = 1500, 100_000  # up to which training alone takes seconds on one core
 _Z = 1.959963984540054
 Predicted = Prediction | Regression | MultiPrediction
@@ -90,9 +90,9 @@ class SiteReport:
         for name, (mean, half) in self.worse.items():
             chance = " (not significantly)" if mean <= half else ""
             within = "" if math.isnan(half) else f" ± {half:.3f}{chance}"
-            gap = f"{NAMES[name]} is worse by {mean:.3f}{within}"
-            parts.append(gap if math.isfinite(mean) else f"{NAMES[name]} diverges")
-        best = NAMES[self.best]
+            gap = f"{MODEL_NAMES[name]} is worse by {mean:.3f}{within}"
+            parts.append(gap if math.isfinite(mean) else f"{MODEL_NAMES[name]} diverges")
+        best = MODEL_NAMES[self.best]
         others = {name: score for name, score in self.scores.get(self.best, {}).items() if name != "NLL"}
         more = "".join(f", {self._heading(name)} {score}" for name, score in others.items())
         scored = f"NLL {self.nll[self.best]:.3f} on {held_out_rows(self.rows)}{more}"
@@ -106,7 +106,9 @@ class SiteReport:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the head and the rows of a table of all scores, a row per model."""
         measures = list(self.scores.get(self.best, {}))
-        rows = [[NAMES[name], *(str(scores[m]) for m in measures)] for name, scores in self.scores.items() if scores]
+        rows = [
+            [MODEL_NAMES[name], *(str(scores[m]) for m in measures)] for name, scores in self.scores.items() if scores
+        ]
         if self.base:
             base = (self.base.get(measure, math.nan) for measure in measures)
             rows.append(["the base rate", *("–" if math.isnan(value) else f"{value:.3f}" for value in base)])

@@ -173,8 +173,8 @@ class Trust:
     @staticmethod
     def check_options(classes: int | None, coverage: float, aim: str, false_alarms: float, kind: str) -> None:
         """Refuse options that no validation data could serve, before anything is trained."""
-        if kind not in calibration.KINDS:
-            raise InputError(f"The calibration is {kind!r}.{nearest(kind, calibration.KINDS)}")
+        if kind not in calibration.CALIBRATION_KINDS:
+            raise InputError(f"The calibration is {kind!r}.{nearest(kind, calibration.CALIBRATION_KINDS)}")
         if kind == "isotonic" and not classes:
             raise InputError("An isotonic calibration belongs to classes; this posterior is a regression.")
         for name, value, example in (("coverage", coverage, 0.9), ("share of false alarms", false_alarms, 0.05)):
@@ -271,7 +271,7 @@ class Trust:
             strangeness = Strangeness(tuple(scale[:parts]), tuple(scale[parts:]))
         ranges = Ranges.from_json(metadata["ranges"]) if metadata["ranges"] is not None else None
         kind, curves = metadata.get("calibration", "temperature"), _curves(metadata.get("curves", []))
-        if kind not in calibration.KINDS or (kind == "isotonic") != bool(curves):
+        if kind not in calibration.CALIBRATION_KINDS or (kind == "isotonic") != bool(curves):
             raise ValueError("an unknown calibration, or one without its curves")
         if not isinstance(held_out := metadata.get("held_out"), str | None):
             raise TypeError(f"held_out is {held_out!r}")

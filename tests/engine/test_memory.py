@@ -28,7 +28,7 @@ from fedabml.engine.samples import Data
 from fedabml.engine.workers import ChunkLimit, fit_in_memory
 from fedabml.evaluation.scoring import TrainedRun, evaluate_after
 from fedabml.runs.folder import Folder
-from tests.cli.command import MOST
+from tests.cli.command import MAX_WAIT
 from tests.tiers import nightly_but
 
 SIZES = (9, 20, 14, 7, 31, 4, 12, 8)
@@ -380,7 +380,7 @@ def test_the_memory_of_a_client_is_known_to_a_factor_of_two(model, lanes):
     cases = [("none", 1), ("weight", 2), ("local", 1), ("local", 2), ("flipout", 2)]
     words = [sys.executable, "-c", PEAK, model, str(lanes), json.dumps(cases)]
     tight = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # what is freed is given back
-    done = subprocess.run(words, capture_output=True, text=True, timeout=MOST, env=os.environ | tight)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=MAX_WAIT, env=os.environ | tight)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(estimator, s) for estimator, s, *_ in found] == cases

@@ -19,7 +19,7 @@ from fedabml.engine.rounds import Simulation
 from fedabml.engine.workers import map_in_threads
 from fedabml.errors import InputError
 from fedabml.evaluation.scoring import evaluate
-from tests.cli.command import MOST
+from tests.cli.command import MAX_WAIT
 from tests.tiers import nightly_but
 
 
@@ -29,7 +29,7 @@ def test_results_come_in_order_from_several_threads():
     def work(i):
         names.add(threading.get_ident())
         if i < 2:
-            both.wait(MOST)  # the first two are at work at once, so there are two threads
+            both.wait(MAX_WAIT)  # the first two are at work at once, so there are two threads
         if i == 0:
             time.sleep(0.02)  # and the first ends later, most of the time
         return i, torch.is_grad_enabled(), torch.get_num_threads()
@@ -62,7 +62,7 @@ def test_one_alone_waits_for_those_who_share_and_they_for_it():
         with gate.shared():
             order.append(f"{name} in")
             inside.set()
-            wait.wait(MOST)
+            wait.wait(MAX_WAIT)
             order.append(f"{name} out")
 
     def trace():
@@ -75,17 +75,17 @@ def test_one_alone_waits_for_those_who_share_and_they_for_it():
     go = threading.Event()
     first = threading.Thread(target=sharing, args=("a", go))
     first.start()
-    assert inside.wait(MOST)
+    assert inside.wait(MAX_WAIT)
     tracer = threading.Thread(target=trace)
     tracer.start()
     time.sleep(0.05)
     assert order == ["a in"]  # it waits
     go.set()
-    assert alone.wait(MOST)
+    assert alone.wait(MAX_WAIT)
     second = threading.Thread(target=sharing, args=("b", go))
     second.start()
     for thread in (first, tracer, second):
-        thread.join(MOST)
+        thread.join(MAX_WAIT)
     assert order == ["a in", "a out", "alone in", "alone out", "b in", "b out"]
 
 

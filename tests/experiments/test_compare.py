@@ -30,7 +30,7 @@ from fedabml.experiments.ranking import make
 from fedabml.experiments.runner import Callbacks
 from fedabml.files.sealed import parse_sealed, write_json
 from fedabml.runs.config import RunConfig
-from tests.cli.command import MOST, run
+from tests.cli.command import MAX_WAIT, run
 from tests.report.test_browser import CHROMIUM, tour
 
 pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
@@ -619,7 +619,7 @@ def test_killed_in_the_middle_and_resumed_is_the_same_table(tmp_path):
         [sys.executable, "-m", "fedabml", *map(str, words), "--quiet", "--out", out], cwd=tmp_path, env=env
     )
     process, path = start("parts"), tmp_path / "parts" / "cells.jsonl"
-    end = time.monotonic() + MOST
+    end = time.monotonic() + MAX_WAIT
     while not (path.exists() and len(path.read_bytes().splitlines()) >= 3):
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.005)
@@ -628,7 +628,7 @@ def test_killed_in_the_middle_and_resumed_is_the_same_table(tmp_path):
     assert not (tmp_path / "parts/table.md").exists()
     path.write_bytes(path.read_bytes()[:-7])  # as if the kill had come in the middle of a line
     again, other = start("parts"), start("whole")
-    assert again.wait(MOST) == other.wait(MOST) == 0
+    assert again.wait(MAX_WAIT) == other.wait(MAX_WAIT) == 0
     parts, whole = (grid_of(tmp_path / name) for name in ("parts", "whole"))
     assert parts == whole and len(lines(tmp_path / "parts")) == 6
 

@@ -63,11 +63,11 @@ none = lambda: None
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     monkeypatch.setattr(algorithms, "REGISTRY", REGISTRY)
-    before = dict(REGISTRY), dict(models.OWN)
+    before = dict(REGISTRY), dict(models.USER_NETWORKS)
     path = tmp_path / "mine.py"
     path.write_text(FILE)
     yield path
-    for registry, content in zip((REGISTRY, models.OWN), before, strict=True):
+    for registry, content in zip((REGISTRY, models.USER_NETWORKS), before, strict=True):
         registry.clear()
         registry.update(content)
     for name in [name for name in sys.modules if name.startswith("fedabml_user_code_")]:
@@ -213,7 +213,7 @@ def test_a_prior_of_own_code_loads_only_where_it_is_named_again(file, tmp_path, 
     run.prior.personalize(x, y).save(tmp_path / "posterior.safetensors")
     assert run.config["code"].keys() == {"Damped", "Net"} and run.summary["algorithm"] == "Damped"
     assert math.isfinite(run.summary["nll"])
-    del REGISTRY["Damped"], models.OWN["Net"]  # as in another process
+    del REGISTRY["Damped"], models.USER_NETWORKS["Net"]  # as in another process
     with pytest.raises(InputError, match=r"no model 'Net'.*name its file: FILE.py:Net"):
         fedabml.load_prior(prior)
     with pytest.raises(InputError, match=r"no algorithm 'Damped'.*name its file: FILE.py:Damped"):

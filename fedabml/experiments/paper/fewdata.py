@@ -31,7 +31,7 @@ EMBEDDED_HYPER: dict[str, JsonDict] = {
     "fedabml-plain": {"personal_lr": 0.01},
     "local": {"personal_lr": 0.1},
 }
-SHOWN = ("accuracy", "nll", "ece")
+SHOWN_MEASURES = ("accuracy", "nll", "ece")
 BY_LABEL, AT_RANDOM = "stratified draws", "random draws"
 
 
@@ -65,7 +65,7 @@ class FewData(Experiment):
                 ]
                 firsts = "; ".join(f"{r['samples']}: {context.named(r)}" for r in best)
                 conclusions.append(f"{TITLES[column]}, {draws}, first in accuracy by the number of samples: {firsts}.")
-                views = [_views(context, drawn, key) for key in SHOWN]
+                views = [_views(context, drawn, key) for key in SHOWN_MEASURES]
                 sheets += [sheet for sheet, _ in views]
                 pictures += [picture for _, picture in views]
             if AT_RANDOM not in by(column_records, "draws"):
@@ -79,7 +79,9 @@ def _records(column: str, name: str, cells: Sequence[Done]) -> list[JsonDict]:
     records, by_seed = [], {d.result.seed: {score.on: score for score in d.result.scores} for d in cells}
     for on in dict.fromkeys(on for scores in by_seed.values() for on in scores):  # stored cells may lack random draws
         scores = {seed: scores[on] for seed, scores in by_seed.items() if on in scores}
-        values = {key: {n: math.nan if s.error else s.summary[key] for n, s in scores.items()} for key in SHOWN}
+        values = {
+            key: {n: math.nan if s.error else s.summary[key] for n, s in scores.items()} for key in SHOWN_MEASURES
+        }
         draws = AT_RANDOM if on.endswith(RANDOM) else BY_LABEL
         record = {"column": column, "algorithm": name, "draws": draws, "samples": int(on.removesuffix(RANDOM))}
         records.append(record | {key: Mean(of_seeds) for key, of_seeds in values.items()})

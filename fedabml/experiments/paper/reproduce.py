@@ -34,7 +34,7 @@ from .settings import check, check_grid, keep_chosen, read_chosen
 
 AnyPath = str | os.PathLike[str]
 QUICK = "A quick version, much smaller than the paper's experiment: it shows that things work, not how good they are."
-FREE = ("columns", "algorithms", "seeds", "chosen")  # keys that a later request in the same folder may change
+MAY_CHANGE = ("columns", "algorithms", "seeds", "chosen")  # keys that a later request in the same folder may change
 
 
 class Options(TypedDict, total=False):
@@ -144,7 +144,7 @@ def _context(
             raise InputError(f"'{request.experiment}' has no {choice} to choose from; leave --{choice} out.")
     check_grid(request.grid, request.algorithms or experiment.algorithms)
     chosen = read_chosen(request.chosen)
-    claim(folder, "reproduce", request.to_dict(), begun, FREE, write=mode != "partial" or not begun)
+    claim(folder, "reproduce", request.to_dict(), begun, MAY_CHANGE, write=mode != "partial" or not begun)
     searched = Path(tuning) if tuning else folder / "tune"
     keep_chosen(chosen, searched)
     return Context(request, folder, searched, callbacks, finished, mode)

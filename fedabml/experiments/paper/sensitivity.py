@@ -20,7 +20,7 @@ GRID: dict[str, tuple[float, ...]] = {"lam": (0.001, 0.01, 0.1, 1.0, 10.0), "k":
 QUICK_GRID: dict[str, tuple[float, ...]] = {"lam": (0.01, 1.0, 10.0), "k": (1, 5), "s": (1, 5)}
 SYMBOLS = {"lam": "λ", "k": "k", "s": "s"}
 SEEN = 10  # rounds of the curve: all clients are personalised at each, which takes longer than the rounds between
-SHOWN = {"accuracy %": ("accuracy", 2), "NLL": ("nll", 3)}
+SHOWN_MEASURES = {"accuracy %": ("accuracy", 2), "NLL": ("nll", 3)}
 LITTLE = 1.0  # points of accuracy
 
 
@@ -54,7 +54,9 @@ class Sensitivity(Experiment):
                 record: JsonDict = {"column": column, "parameter": key, "value": value, "accuracy": accuracy}
                 parameter_records.append(record | {"half": accuracy.half, "nll": scored(cells, "nll")})
                 series.append(over_rounds(f"{symbol} = {value}", cells, "accuracy"))
-            grid = listed(parameter_records, symbol, lambda r: f"{SYMBOLS[r['parameter']]} = {r['value']}", SHOWN)
+            grid = listed(
+                parameter_records, symbol, lambda r: f"{SYMBOLS[r['parameter']]} = {r['value']}", SHOWN_MEASURES
+            )
             sheets.append(Sheet(f"{title}: {symbol}", *grid))
             caption = "Personal test accuracy after the given round, mean over seeds."
             axes = {"x": Axis("round", "whole"), "y": Axis("accuracy", "percent")}

@@ -38,7 +38,7 @@ class Table1(Experiment):
         "FedABML has the best accuracy in every column but CIFAR-10 (100,2), where pFedBayes is ahead by 0.13 points."
     )
     columns = numbers.TABLE1_COLUMNS
-    algorithms = (*numbers.NAMES, "fedabml-plain")
+    algorithms = (*numbers.SYSTEM_NAMES, "fedabml-plain")
 
     def cells(self, context: Context) -> list[Cell]:
         cells = []

@@ -41,10 +41,10 @@ from .outside import OUTSIDE, auroc, check_outside, with_outside
 from .outside import TITLES as OUTSIDE_TITLES
 from .settings import TITLES, person, systems
 
-MOST = 200  # samples of a kind that a client predicts
+MAX_SAMPLES = 200  # samples of a kind that a client predicts
 BINS = 24  # of a density
 HEIGHT = 380  # of the pictures
-KINDS = {"in": "in-distribution", "out": "out-of-distribution", "other": "other classes"}
+INPUT_KINDS = {"in": "in-distribution", "out": "out-of-distribution", "other": "other classes"}
 MEASURES = {"entropy": "entropy", "mutual_information": "mutual inf.", "doubt": "1 − max p", "surprise": "surprise"}
 CONCLUDED = ("entropy", "surprise")  # the paper's measure, and the one that a label level does not mislead
 LEVELS = np.linspace(0, 1, 51)  # false alarms of the ROC
@@ -83,7 +83,8 @@ class Outside(Study):
             cuts = np.cumsum([0, *(len(part) for client in chunk_clients for part in seen[client])])
             parts = [{name: values[a:b] for name, values in table.items()} for a, b in pairwise(cuts)]
             clients += [
-                dict(zip(KINDS, parts[i : i + len(KINDS)], strict=True)) for i in range(0, len(parts), len(KINDS))
+                dict(zip(INPUT_KINDS, parts[i : i + len(INPUT_KINDS)], strict=True))
+                for i in range(0, len(parts), len(INPUT_KINDS))
             ]
         return _summary(clients, math.log(cohort.fed.classes))
 
@@ -96,7 +97,7 @@ def _samples_of(fed: Federation, client: int) -> list[np.ndarray]:
     own_labels = fed.label_counts()[client] > 0
     outside = first + np.flatnonzero(own_labels[fed.y[first:]])
     others = fed.test.index[~own_labels[fed.y[fed.test.index]]]
-    return [dice.permutation(rows)[:MOST] for rows in (fed.test[client], outside, others)]
+    return [dice.permutation(rows)[:MAX_SAMPLES] for rows in (fed.test[client], outside, others)]
 
 
 def _surprise(cohort: Cohort, clients: Sequence[int], rows: Sequence[int], draws: Tensor) -> np.ndarray:
@@ -111,7 +112,7 @@ def _surprise(cohort: Cohort, clients: Sequence[int], rows: Sequence[int], draws
 def _summary(clients: Sequence[dict[str, dict[str, np.ndarray]]], top: float) -> JsonDict:
     """Return AUROCs, densities and ROC curves, ready for JSON."""
     edges = np.linspace(0, top, BINS + 1)
-    pooled = {k: {m: np.concatenate([f[k][m] for f in clients]) for m in MEASURES} for k in KINDS}
+    pooled = {k: {m: np.concatenate([f[k][m] for f in clients]) for m in MEASURES} for k in INPUT_KINDS}
     scores = {}
     for kind, m in product(("out", "other"), MEASURES):
         client_aurocs = [auroc(f["in"][m], f[kind][m]) for f in clients if len(f["in"][m]) and len(f[kind][m])]
@@ -121,10 +122,10 @@ def _summary(clients: Sequence[dict[str, dict[str, np.ndarray]]], top: float) ->
         }
     return {
         "auroc": scores,
-        "entropy": {k: float(pooled[k]["entropy"].mean()) for k in KINDS},
+        "entropy": {k: float(pooled[k]["entropy"].mean()) for k in INPUT_KINDS},
         "other_accuracy": float(np.concatenate([f["other"]["right"] for f in clients]).mean()),
         "edges": edges.round(5).tolist(),
-        "density": {k: [_density(f[k]["entropy"], edges) for f in clients] for k in KINDS},
+        "density": {k: [_density(f[k]["entropy"], edges) for f in clients] for k in INPUT_KINDS},
         "roc": {k: _roc(pooled["in"]["entropy"], pooled[k]["entropy"]) for k in ("out", "other")},
     }
 
@@ -184,7 +185,9 @@ def _record(column: str, name: str, cells: Sequence[Done]) -> JsonDict:
         record[f"auroc_{kind}_{m}_{of}"] = None if None in values.values() else Mean(values)
     record |= {key: scored(cells, key) for key in CALIBRATION}
     record["other_accuracy"] = Mean({d.result.seed: d.result.found["other_accuracy"] for d in cells})
-    return record | {f"entropy_{k}": Mean({d.result.seed: d.result.found["entropy"][k] for d in cells}) for k in KINDS}
+    return record | {
+        f"entropy_{k}": Mean({d.result.seed: d.result.found["entropy"][k] for d in cells}) for k in INPUT_KINDS
+    }
 
 
 # -- sentences ------------------------------------------------------------------------------------------------------
@@ -220,7 +223,7 @@ def _sheets(context: Context, title: str, records: Sequence[JsonDict]) -> list[S
         note = "Pooled over clients, but for the last column: the mean of the clients' own."
         sheets.append(Sheet(heading, *listed(records, "AUROC", context.named, shown), [note]))
     shown = {key: (key, digits) for key, digits in CALIBRATION.items()}
-    shown |= {f"entropy, {label}": (f"entropy_{kind}", 3) for kind, label in KINDS.items()}
+    shown |= {f"entropy, {label}": (f"entropy_{kind}", 3) for kind, label in INPUT_KINDS.items()}
     shown["accuracy, other classes"] = ("other_accuracy", 4)
     calibration = listed(records, "", context.named, shown)
     sheets.append(Sheet(f"{title}: calibration and entropy", *calibration, ["Mean entropies are in nats."]))
@@ -284,7 +287,9 @@ def _densities(context: Context, column: str, first: Mapping[str, Done]) -> list
             # Cells of earlier versions leave clients without such samples out: then nobody knows whose curve is whose.
             complete = len(curves) == finished.cell.config.clients
             who = [person(column, client) for client in range(len(curves))] if complete else ()
-            series.append(Series(KINDS[kind], middle.tolist(), middles, members=[c.tolist() for c in curves], who=who))
+            series.append(
+                Series(INPUT_KINDS[kind], middle.tolist(), middles, members=[c.tolist() for c in curves], who=who)
+            )
         title, file = f"{context.name(name)}, {TITLES[column]}", f"entropy-{column}-{name.replace('+', '-')}"
         options: JsonDict = {"title": title, "height": HEIGHT, "x": Axis("entropy, nats", span=(edges[0], edges[-1]))}
         options["y"] = Axis("density: inside upwards, outside downwards", "mirror", span)
