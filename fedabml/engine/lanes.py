@@ -74,7 +74,7 @@ class Lanes:
         self.longest = max(group.cohort.longest for group in groups)
         self.tensors = tensors or self._tensors()
         set_products(
-            self.cohort.device, self.cohort.network.dtype, self.cohort.place.coarse
+            self.cohort.device, self.cohort.network.dtype, self.cohort.place.allow_tf32
         )  # another run may have set others
 
     def _tensors(self) -> GroupTensors:

@@ -63,7 +63,7 @@ class Place:
     chunk: int = 1  # clients that run at once, at first
     workers: int = 1  # threads of a CPU that share a chunk
     compile: bool | None = False  # whether steps are compiled; None: decided later, on a GPU
-    coarse: bool = False  # whether a GPU may round what it multiplies (TF32)
+    allow_tf32: bool = False  # whether a GPU may round what it multiplies (TF32)
     channels_last: bool = False  # how images lie in memory
     graphs: bool = True  # whether a GPU's steps are captured as CUDA graphs
     policy: Policy = field(default_factory=lambda: thresholds.DEFAULT)

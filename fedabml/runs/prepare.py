@@ -130,7 +130,7 @@ def prepare(
         ),
         Place(
             target, arithmetic.vectors, arithmetic.network, backend, chunk, workers, compile,
-            coarse=dtype in REDUCED_PRECISION, channels_last=channels_last,
+            allow_tf32=dtype in REDUCED_PRECISION, channels_last=channels_last,
         ),
     )  # fmt: skip
     notes = [*algorithm.notes(), *(text for text in (note_off, note, unscaled, made.note) if text), *_notes(cohort)]

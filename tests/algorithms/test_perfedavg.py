@@ -186,8 +186,8 @@ def test_differences_of_gradients_have_all_digits(dtype, monkeypatch):
     ):
         setup = prepare(fed, "mlr", algorithm, dtype=dtype, **words)
         used = "float32" if full_precision else dtype
-        assert setup.config["dtype"] == used == requested[-1] and setup.cohort.place.coarse == (not full_precision)
-        assert setup.cohort.among(dataclasses.replace(fed)).place.coarse == (not full_precision)
+        assert setup.config["dtype"] == used == requested[-1] and setup.cohort.place.allow_tf32 == (not full_precision)
+        assert setup.cohort.among(dataclasses.replace(fed)).place.allow_tf32 == (not full_precision)
         assert setup.cohort.network.dtype == (torch.bfloat16 if used == "bf16" else torch.float32)
         assert any("differences of gradients" in note for note in setup.notes) == full_precision
         assert not any("differences" in n for n in prepare(fed, "mlr", algorithm, dtype="float32", **words).notes)
