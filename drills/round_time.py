@@ -220,7 +220,7 @@ def _start_stock(stack: ExitStack, arm: str, folder: ServerFolder, data: dict[st
         del environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"]
     link = _without(commands.superlink_command(folder), "--isolation", "--superexec-auth-secret-file")
     stack.enter_context(_process(link, environment, folder.run / "superlink.log"))
-    _wait(operate.answers(folder, port), "the SuperLink")
+    _wait(operate.health_check(folder, port), "the SuperLink")
     commands.register_sites(folder)
     for name, path in data.items():
         site = unpack(folder.archive(name), folder.path / "local" / name, path)

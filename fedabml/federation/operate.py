@@ -82,11 +82,11 @@ def server_processes(folder: ServerFolder) -> list[Process]:
         Process(
             *("superlink", commands.superlink_command(folder), logs / "superlink.log"),
             commands.message_environment(folder),
-            health=answers(folder, settings.superlink_port),
+            health=health_check(folder, settings.superlink_port),
         ),
         Process(
             *("proxy", proxy.command(folder), logs / "proxy.log"),
-            health=answers(folder, settings.port),
+            health=health_check(folder, settings.port),
             needs=("superlink",),
         ),
         Process(
@@ -135,7 +135,7 @@ def local_sites(folder: ServerFolder) -> list[SiteFolder]:
     return [site for site in found if site.settings_file.is_file()]
 
 
-def answers(folder: ServerFolder, port: int) -> Callable[[], bool]:
+def health_check(folder: ServerFolder, port: int) -> Callable[[], bool]:
     """Return a check whether a port of this machine answers GET /health over TLS with the federation's certificate.
 
     The proxy's refusal of this path counts as an answer; a server error (5xx) does not.
