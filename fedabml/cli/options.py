@@ -17,7 +17,7 @@ import typer
 from ..errors import InputError, nearest
 from ..files.user_code import is_user_code
 from ..runs import presets
-from ..runs.config import RunConfig, as_typed, names, parse_set, read_toml, without_commands
+from ..runs.config import RunConfig, command_line_name, names, parse_set, read_toml, without_commands
 
 DATA, LEARNING, MACHINE = "Data and clients", "Learning", "Machine"
 
@@ -203,7 +203,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
             raise InputError(f"'{path}': neither '{command}' nor a run has a key '{name}'.{nearest(name, keys)}")
     alike = set() if "clients" in flags else _ALIKE  # a command with the flags of a run reads those keys itself
     shared = {name: v for name, v in top.items() if name in flags and (name not in _FIELDS or name in alike)}
-    values = {name: _as_typed(path, flags[name], v) for name, v in {**shared, **table}.items()}
+    values = {name: _as_flag_text(path, flags[name], v) for name, v in {**shared, **table}.items()}
     for name in _CODE & values.keys():
         if is_user_code(str(values[name])):  # of a repeated flag a list
             raise InputError(
@@ -215,7 +215,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-def _as_typed(path: Path, param: Any, value: Any) -> Any:
+def _as_flag_text(path: Path, param: Any, value: Any) -> Any:
     """Return a value as it would be typed after a flag, so that it is checked like one; a list is typed a,b,c."""
     if isinstance(value, Mapping):
         raise InputError(f"'{path}': '{param.name}' is a table, but {param.name} needs a value.")
@@ -259,7 +259,7 @@ class RunOptions(NamedTuple):
     @property
     def model_flags(self) -> list[str]:
         """The flag that names a network in the user's own file, as a command that goes on needs it again."""
-        model = as_typed(str(self.key("model") or ""))
+        model = command_line_name(str(self.key("model") or ""))
         return ["--model", model] if is_user_code(model) else []
 
     def folder(self, ending: str) -> Path:

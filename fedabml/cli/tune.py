@@ -14,7 +14,7 @@ from ..arguments import split_words
 from ..errors import InputError
 from ..evaluation.measures import TUNED
 from ..files.user_code import is_user_code
-from ..runs.config import as_typed, names
+from ..runs.config import command_line_name, names
 from .compare import parse_algorithms, resumable
 from .console import note, number, print_line, table
 from .options import command, panels_without, run_options
@@ -168,7 +168,7 @@ def show(tuned: Tuned, out: Path, more: Sequence[str] = ()) -> None:
             "--config",
             str(tuned.file),
             "--algorithms",
-            ",".join(map(as_typed, chosen)),
+            ",".join(map(command_line_name, chosen)),
             *more,
             "--out",
             str(after),

@@ -27,7 +27,7 @@ from . import compiling
 from .checkpoint import Checkpoint, broadcast, check_like
 from .client import initial_kept, weighted_round
 from .client_states import Kept
-from .exchange import Work, combine, gather_kept, may_overlap, positions
+from .exchange import ChunkResult, combine, gather_kept, may_overlap, positions
 from .lanes import ClientGroup, Lanes, join_states, split_state
 from .processes import ALONE, PeerLost, World
 from .server import ServerState, client_weights, draw_clients, initial_state, server_step, state_bytes, theta
@@ -45,7 +45,7 @@ class RunInFlight(NamedTuple):
     sim: Simulation
     before: ServerState
     drawn: list[int]  # the round's clients
-    work: list[Work]  # of those that this process works for
+    work: list[ChunkResult]  # of those that this process works for
     bytes_up: int  # that a client sends
 
 
@@ -291,7 +291,7 @@ def start_round(sims: Sequence[Simulation]) -> RoundInFlight:
     return RoundInFlight(runs, losses, copied, start)
 
 
-def _work(sims: Sequence[Simulation], shares: list[tuple[list[int], Tensor]], chunk: int) -> list[list[Work]]:
+def _work(sims: Sequence[Simulation], shares: list[tuple[list[int], Tensor]], chunk: int) -> list[list[ChunkResult]]:
     """Let clients of every run work, at most `chunk` at a time; return each run's work, which nothing remembers yet.
 
     `shares` are every run's clients and their weights.
@@ -308,10 +308,10 @@ def _work(sims: Sequence[Simulation], shares: list[tuple[list[int], Tensor]], ch
         kept = join_states([sim.kept.get(sim.shared, clients) for sim, clients in runs])
         return weighted_round(lanes, kept, weights, sims[0].setting.epochs)
 
-    work: list[list[Work]] = [[] for _ in sims]
+    work: list[list[ChunkResult]] = [[] for _ in sims]
     for part, (updates, kept, losses) in zip(parts, map_in_threads(train, jobs, workers), strict=True):
         sizes = [len(clients) for clients in part.values()]
-        results = map(Work, part.values(), updates, split_state(kept, sizes), losses.split(sizes))
+        results = map(ChunkResult, part.values(), updates, split_state(kept, sizes), losses.split(sizes))
         for i, result in zip(part, results, strict=True):
             work[i].append(result)
     return work

@@ -27,7 +27,7 @@ from ..evaluation.scoring import check_rows
 from ..files.paths import write
 from ..files.sealed import read_json, write_json
 from ..report import save_heat_map
-from ..runs.config import JsonDict, RunConfig, as_typed, names, upgrade_config
+from ..runs.config import JsonDict, RunConfig, command_line_name, names, upgrade_config
 from ..runs.prepare import resolve_split
 from ..runs.request import command, describe, differences, flags, resume_command
 from .cell import MACHINE, Cell, Result, along
@@ -169,7 +169,7 @@ class ComparisonRequest:
         if self.study.given:
             return f"fedabml.compare(federation, ..., algorithms={[*self.rows]}, seeds={[*self.seeds]}, out='{out}')"
         plain = self.setting.with_changes(algorithm=RunConfig.algorithm, hyper={})
-        rows = ",".join(map(as_typed, self.rows))
+        rows = ",".join(map(command_line_name, self.rows))
         options: JsonDict = {"algorithms": rows, "seeds": seeds_flag(self.seeds)} | plain.options()
         options |= {config.algorithm: dict(config.hyper) for config in self.rows.values()}
         return command("compare", flags(options), out)

@@ -94,7 +94,7 @@ class Given(Study):
 
     @cached_property
     def identity(self) -> list[Any]:
-        return ["Given", {"data": self.data, "module": self.module and fingerprint(self.module)}]
+        return ["Given", {"data": self.data, "module": self.module and module_hash(self.module)}]
 
     def __repr__(self) -> str:
         return f"Given(data {self.data[:12]})"
@@ -107,7 +107,7 @@ class Given(Study):
         return self.module or config.model
 
 
-def fingerprint(module: nn.Module) -> str:
+def module_hash(module: nn.Module) -> str:
     """Return a hash of a module: its structure as it is printed, its weights, and the code of the user's own classes.
 
     The code is what Python runs, not a source file: a notebook has none, and a file may have been edited since. Plain

@@ -33,7 +33,7 @@ from ..files.paths import write
 from ..files.sealed import sealed_text
 from ..files.sheets import csv_text, frame, html_card
 from ..runs import presets
-from ..runs.config import DATA_KEYS, JsonDict, RunConfig, as_typed, to_toml
+from ..runs.config import DATA_KEYS, JsonDict, RunConfig, command_line_name, to_toml
 from ..runs.request import command, flags, flat
 from .cell import MACHINE
 from .ledger import Ledger
@@ -298,7 +298,7 @@ def _data(config: RunConfig, study: Study, download: Progress | None) -> Federat
 def tune_command(config: RunConfig, request: JsonDict, out: Path) -> str:
     """Return the shell command of this search, without the keys of the machine."""
     config = config.with_changes(**{name: getattr(RunConfig, name) for name in MACHINE})
-    options: JsonDict = {"algorithms": ",".join(map(as_typed, request["algorithms"]))}
+    options: JsonDict = {"algorithms": ",".join(map(command_line_name, request["algorithms"]))}
     options |= {name: request[name] or None for name in ("preset", "trials", "batch", "measure")}
     options |= {"seeds": ",".join(map(str, request["seeds"]))}
     grid = tuple(
@@ -335,7 +335,7 @@ def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, Search],
         lines.append(f"#   {name:12} {_chosen(best[name], len(trials)) if name in best else nothing_left(trials)}")
         lines += [f"#   {name:12} trial {t.number} was refused {t.refused}" for t in trials if t.refused]
         lines += [f"#   {text}" for text in tuned.warnings.get(name, ())]
-    words = ["--config", str(tuned.file), "--algorithm", as_typed(next(iter(searches))), *config.code_flags]
+    words = ["--config", str(tuned.file), "--algorithm", command_line_name(next(iter(searches))), *config.code_flags]
     lines.append(f"# Use it: fedabml train {shlex.join(words)}")
     left_out = (*MACHINE, "validation", "algorithm", "seed", *(DATA_KEYS if first.study and first.study.given else ()))
     run = {k: v for k, v in config.relevant().items() if k not in left_out}

@@ -297,7 +297,7 @@ class RunConfig:
     def options(self) -> JsonDict:
         """Return the keys that differ from the defaults, as flags take them."""
         options = self.to_dict()
-        return options | {name: as_typed(options[name]) for name in ("algorithm", "model") if name in options}
+        return options | {name: command_line_name(options[name]) for name in ("algorithm", "model") if name in options}
 
     def differences(self, other: RunConfig) -> request.Changes:
         """Return the keys in which two configurations differ, with both values."""
@@ -515,7 +515,7 @@ def names(registry: str) -> tuple[str, ...]:
     return tuple({"algorithm": REGISTRY, "model": (*NETWORK_NAMES, *USER_NETWORKS), "dataset": SOURCES}[registry])
 
 
-def as_typed(name: str) -> str:
+def command_line_name(name: str) -> str:
     """Return the name of an algorithm or network as the command line takes it: that of a user's own has its file."""
     entry = REGISTRY.get(name)
     code = entry.code if entry else USER_NETWORKS.get(name)

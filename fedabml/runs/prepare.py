@@ -166,7 +166,7 @@ def prepare(
         **({} if specificity == 0.9 else {"specificity": float(specificity)}),
         **({} if train == "all" else {"train": train, **({"lora_rank": lora_rank} if train == "lora" else {})}),
         "partition_hash": fed.hash,
-        "weights": _fingerprint(network),
+        "weights": _weights_hash(network),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
     }
     return Setup(cohort, input_spec, config, rounds, participation, epochs, notes, lane)
@@ -223,7 +223,7 @@ def _probed(network: Network, x: torch.Tensor, raw: torch.Tensor) -> torch.Tenso
         ) from error
 
 
-def _fingerprint(network: Network) -> str:
+def _weights_hash(network: Network) -> str:
     """Return a hash of where training starts: the initial weights and the constants of the module."""
     digest = hashlib.sha256()
     for name, tensor in sorted({"": network.initial, **network.constants}.items()):

@@ -82,7 +82,7 @@ def test_states_travel_as_bits():
 def test_a_fingerprint_sees_one_bit(dtype):
     one = {"a": torch.randn(1000, dtype=dtype), "b": torch.tensor(0.1, dtype=dtype)}
     other = {"a": one["a"].clone(), "b": torch.nextafter(one["b"], torch.tensor(1.0, dtype=dtype))}
-    of = lambda s: checkpoint.fingerprint(s, dtype, torch.device("cpu")).tolist()
+    of = lambda s: checkpoint.state_checksum(s, dtype, torch.device("cpu")).tolist()
     assert of(one) == of({k: v.clone() for k, v in one.items()}) != of(other)
     assert all(v == int(v) and 0 <= v < 65536 for v in of(one)) and of({}) == [0, 0, 0, 0]
 
