@@ -160,8 +160,8 @@ def take_steps(
         steps = steps_of(lanes.sizes, phase.epochs, plan.shape[-1], phase.batches)
         name = StepName(phase.step.__name__, lanes.several_runs, lanes.unpadded, options)  # type: ignore[attr-defined]
         steps_done = int(steps_of(lanes.sizes, epochs_done, plan.shape[-1], phase.batches).max()) if epochs_done else 0
-        first = inputs.first + steps_done if steps_done else inputs.first
-        inputs = inputs._replace(carry=carry, losses=losses, samples=lanes.samples, first=first)
+        first_step = inputs.first_step + steps_done if steps_done else inputs.first_step
+        inputs = inputs._replace(carry=carry, losses=losses, samples=lanes.samples, first_step=first_step)
         plan, steps = plan[steps_done : steps.max()], steps - steps_done
         carry, losses = lanes.executor.run(name, batched_step(lanes, phase.step), inputs, plan, steps)
     return carry, losses / schedule.steps.clamp_min(1), schedule.steps
@@ -259,8 +259,8 @@ def outputs(
     `offsets` are the label levels, if any, and `keys` the keys of the weight draws, a row per lane.
     """
     cohort, samples, policy = lanes.cohort, lanes.cohort.algorithm.predict_samples, lanes.cohort.place.policy
-    firsts = [group.cohort.first for group in lanes.groups for _ in group.clients]
-    numbers = padded([row_numbers + first for row_numbers, first in zip(rows, firsts, strict=True)])
+    first_samples = [group.cohort.first_sample for group in lanes.groups for _ in group.clients]
+    numbers = padded([row_numbers + first for row_numbers, first in zip(rows, first_samples, strict=True)])
     index = to_device(torch.as_tensor(numbers), cohort.device)
     real = to_device(torch.as_tensor(np.flatnonzero(numbers >= 0)), cohort.device)  # a mask would make the host wait
     on_cpu = policy.activations_on_cpu // cohort.network.activations
