@@ -45,16 +45,16 @@ def combine(
     server: ServerState,
     clients: Sequence[int],
     own_clients: Sequence[int],
-    work: Sequence[ChunkResult],
+    results: Sequence[ChunkResult],
 ) -> tuple[State, Tensor]:
     """Return the weighted mean of all updates of a round, and the losses of its clients, of all processes.
 
-    `work` is that of this process, for its `own_clients` among the round's `clients`.
+    `results` are those of this process, for its `own_clients` among the round's `clients`.
     """
-    update = work[0].update if work else no_update(cohort, server.shared)
-    for part in work[1:]:
+    update = results[0].update if results else no_update(cohort, server.shared)
+    for part in results[1:]:
         update = {name: value + part.update[name] for name, value in update.items()}
-    losses = torch.cat([cohort.network.initial.new_zeros(0), *(part.losses for part in work)])
+    losses = torch.cat([cohort.network.initial.new_zeros(0), *(part.losses for part in results)])
     if world.size == 1:
         return update, losses.double()
     return _sum_over_processes(world, cohort, server, clients, own_clients, update, losses)

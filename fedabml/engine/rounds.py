@@ -45,7 +45,7 @@ class RunInFlight(NamedTuple):
     sim: Simulation
     before: ServerState
     drawn: list[int]  # the round's clients
-    work: list[ChunkResult]  # of those that this process works for
+    results: list[ChunkResult]  # of those that this process works for
     bytes_up: int  # that a client sends
 
 
@@ -198,7 +198,7 @@ class Simulation:
                 "finite. The rounds before are saved, where the run has a folder. " + self.cohort.algorithm.remedy
             )
         self.changed = {}
-        for part in round.work:
+        for part in round.results:
             self.changed |= self.kept.put(part.clients, part.kept)
         self.seconds += seconds
         line = {"round": number, "loss": math.fsum(losses) / len(losses), "clients": round.drawn}
@@ -275,17 +275,17 @@ def start_round(sims: Sequence[Simulation]) -> RoundInFlight:
     drawn = [sim.draw() for sim in sims]
     shares = [sim.own_share(clients) for sim, clients in zip(sims, drawn, strict=True)]
     count = sum(len(clients) for clients, _ in shares)
-    work = fit_in_memory([sim.cohort for sim in sims], count, partial(_work, sims, shares))
+    results = fit_in_memory([sim.cohort for sim in sims], count, partial(_work, sims, shares))
     combined = [
         combine(sim.world, sim.cohort, sim.server, clients, sim.shares[sim.world.rank], parts)
-        for sim, clients, parts in zip(sims, drawn, work, strict=True)
+        for sim, clients, parts in zip(sims, drawn, results, strict=True)
     ]
     losses, copied = torch.cat([losses for _, losses in combined]), None
     if losses.is_cuda:
         device, losses = losses.device, losses.to("cpu", non_blocking=True)
         copied = torch.cuda.current_stream(device).record_event()
     runs = []
-    for sim, clients, parts, (update, _) in zip(sims, drawn, work, combined, strict=True):
+    for sim, clients, parts, (update, _) in zip(sims, drawn, results, combined, strict=True):
         runs.append(RunInFlight(sim, sim.server, clients, parts, state_bytes(update)))
         sim.merge(len(clients), update)
     return RoundInFlight(runs, losses, copied, start)
@@ -308,13 +308,13 @@ def _work(sims: Sequence[Simulation], shares: list[tuple[list[int], Tensor]], ch
         kept = join_states([sim.kept.get(sim.shared, clients) for sim, clients in runs])
         return weighted_round(lanes, kept, weights, sims[0].setting.epochs)
 
-    work: list[list[ChunkResult]] = [[] for _ in sims]
+    results_by_run: list[list[ChunkResult]] = [[] for _ in sims]
     for part, (updates, kept, losses) in zip(parts, map_in_threads(train, jobs, workers), strict=True):
         sizes = [len(clients) for clients in part.values()]
         results = map(ChunkResult, part.values(), updates, split_state(kept, sizes), losses.split(sizes))
         for i, result in zip(part, results, strict=True):
-            work[i].append(result)
-    return work
+            results_by_run[i].append(result)
+    return results_by_run
 
 
 def finish_round(

@@ -159,8 +159,8 @@ def evaluate_after(
     """
     scored = [clients_to_score(run.cohort, split, run.limit) for run in trained_runs]
     owned = [_owned(run, clients) for run, clients in zip(trained_runs, scored, strict=True)]
-    work = partial(_predict_clients, epochs, trained_runs, split, owned, on_progress)
-    stages = fit_in_memory([run.cohort for run in trained_runs], sum(map(len, owned)), work)
+    predict_chunk = partial(_predict_clients, epochs, trained_runs, split, owned, on_progress)
+    stages = fit_in_memory([run.cohort for run in trained_runs], sum(map(len, owned)), predict_chunk)
     results = []
     for count, of_runs in zip(epochs, stages, strict=True):
         runs = zip(trained_runs, scored, of_runs, strict=True)
@@ -390,7 +390,7 @@ def _prior_predictions(run: TrainedRun, prior: Distribution, index: np.ndarray, 
     blocks = np.array_split(np.arange(len(index)), max(1, len(index) // ROWS))[world.rank :: world.size]
     labels = label_offset(cohort.algorithm, cohort.client_tensors.constants)
 
-    def work(chunk: int) -> dict[str, list[Any]]:
+    def predict_chunk(chunk: int) -> dict[str, list[Any]]:
         # Where memory is short, as many samples fit as in a training step of `chunk` clients.
         batch_rows = 2 * ROWS if chunk >= cohort.fed.clients else max(FEW, min(2 * ROWS, chunk * cohort.batch_size))
         predictions: dict[str, list[Any]] = {"prior": []} | ({} if labels is None else {"prior_level": []})
@@ -403,7 +403,7 @@ def _prior_predictions(run: TrainedRun, prior: Distribution, index: np.ndarray, 
         return predictions
 
     positions, notes = np.concatenate([np.empty(0, int), *blocks]), np.zeros((len(index), 0))
-    parts = fit_in_memory([cohort], cohort.chunk, work)
+    parts = fit_in_memory([cohort], cohort.chunk, predict_chunk)
     return {prefix: _gather(run, len(index), positions, part, notes)[0] for prefix, part in parts.items()}
 
 
