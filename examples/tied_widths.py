@@ -280,7 +280,7 @@ def outside(sim: Simulation, new: fedabml.Federation, seed: int, lr: float, epoc
     rows = [np.concatenate([new.val[c], new.test[c]]) for c in clients]
     is_outside = np.concatenate([np.arange(len(r)) >= len(new.val[c]) for c, r in zip(clients, rows, strict=True)])
     with torch.no_grad():
-        lanes = Lanes.of(cohort, sim.theta, clients, sim.round)
+        lanes = Lanes.after_round(cohort, sim.theta, clients, sim.round)
         draws = predict(lanes, personalise(lanes, sim.kept_for(clients)), rows)
     return auroc(Prediction.of(draws).entropy, is_outside)
 
@@ -345,7 +345,7 @@ def changes(sim: Simulation) -> Tensor:
     cohort = sim.cohort.using(FedABML(personal_lr=sim.cohort.algorithm.lr, **words))
     clients = list(range(cohort.fed.clients))
     with torch.no_grad():
-        return personalise(Lanes.of(cohort, {"mean": sim.theta["mean"]}, clients), {}).mean.var(0)
+        return personalise(Lanes.after_round(cohort, {"mean": sim.theta["mean"]}, clients), {}).mean.var(0)
 
 
 def best(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float, int]]:

@@ -80,7 +80,7 @@ def end_round(lanes: Lanes, carry: State, kept: State, steps: Tensor) -> tuple[S
 
 def no_update(cohort: Cohort, shared: State) -> State:
     """Return an update of zeros, with the names and shapes of every client's."""
-    lanes = Lanes.of(cohort, shared, [0], 1)
+    lanes = Lanes.after_round(cohort, shared, [0], 1)
     return {name: torch.zeros_like(v[0]) for name, v in client_round(lanes, initial_kept(lanes), 0).update.items()}
 
 

@@ -86,7 +86,7 @@ class Lanes:
         return GroupTensors(clients, list(rounds.unbind()), [g.shared for g in groups], [g.hyper for g in groups])
 
     @staticmethod
-    def of(cohort: Cohort, shared: State, clients: Sequence[int], round: int = 0) -> Lanes:
+    def after_round(cohort: Cohort, shared: State, clients: Sequence[int], round: int = 0) -> Lanes:
         """Return some clients of one run after a round, to be personalised."""
         return Lanes([ClientGroup(cohort, shared, [int(c) for c in clients], round)])
 

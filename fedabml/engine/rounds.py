@@ -152,7 +152,7 @@ class Simulation:
     @cached_property
     def _kept_like(self) -> State:
         """A kept state with the names and shapes of every client's."""
-        return {name: v[0].cpu() for name, v in initial_kept(Lanes.of(self.cohort, self.shared, [0])).items()}
+        return {name: v[0].cpu() for name, v in initial_kept(Lanes.after_round(self.cohort, self.shared, [0])).items()}
 
     def kept_for(self, clients: Sequence[int]) -> State:
         """Return the kept states of clients, one row each, as `evaluate` needs them."""

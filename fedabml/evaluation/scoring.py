@@ -386,7 +386,7 @@ def _prior_predictions(run: TrainedRun, prior: Distribution, index: np.ndarray, 
     """
     cohort, world, round = run.cohort, run.world, run.round
     lane = type(prior)(*(leaf.unsqueeze(0) for leaf in prior))
-    key, lanes = cohort.keys(rng.PREDICT, round, [-1]), Lanes.of(cohort, run.shared, [0], round)
+    key, lanes = cohort.keys(rng.PREDICT, round, [-1]), Lanes.after_round(cohort, run.shared, [0], round)
     blocks = np.array_split(np.arange(len(index)), max(1, len(index) // ROWS))[world.rank :: world.size]
     labels = label_offset(cohort.algorithm, cohort.client_tensors.constants)
 

@@ -178,7 +178,7 @@ def trained_run(sim: Simulation, cohort: Cohort) -> TrainedRun:
     keeps = cohort.algorithm.keeps
 
     def kept(clients: list[int]) -> dict[str, Tensor]:
-        return initial_kept(Lanes.of(cohort, sim.theta, clients)) if keeps else {}
+        return initial_kept(Lanes.after_round(cohort, sim.theta, clients)) if keeps else {}
 
     return TrainedRun(cohort, sim.theta, kept, sim.round)
 

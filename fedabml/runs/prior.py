@@ -151,7 +151,7 @@ class Prior:
         cohort = Cohort(Setting(algorithm, spec.network, likelihood, fed, batch_size, seed), place)
         shared = {k: v.to(place.device, place.dtype) for k, v in self.shared.items()}
         with torch.no_grad():
-            lanes = Lanes.of(cohort, shared, [0])
+            lanes = Lanes.after_round(cohort, shared, [0])
             first = initial_kept(lanes)
             lane, offsets = personalise(lanes, first if kept is None else _kept_rows(kept, first)), lanes.offset
         q = type(lane)(*(leaf[0].cpu() for leaf in lane))

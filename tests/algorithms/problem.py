@@ -80,7 +80,7 @@ def tuning(client, epochs):
 def models(sim):
     """Every client's own model, as it would be scored."""
     with torch.no_grad():
-        return personalise(Lanes.of(sim.cohort, sim.theta, CLIENTS), sim.kept_for(CLIENTS))
+        return personalise(Lanes.after_round(sim.cohort, sim.theta, CLIENTS), sim.kept_for(CLIENTS))
 
 
 def close(a, b, atol=1e-12):

@@ -68,7 +68,7 @@ def test_two_rounds_by_a_plain_loop(alpha_lr, every, momentum):
 
     tuned = sim.cohort.using(APFL(personal_epochs=2, personal_lr=0.03, **words))
     with torch.no_grad():
-        moved = personalise(Lanes.of(tuned, sim.shared, CLIENTS), sim.kept_for(CLIENTS)).mean
+        moved = personalise(Lanes.after_round(tuned, sim.shared, CLIENTS), sim.kept_for(CLIENTS)).mean
     for c in CLIENTS:  # further epochs move v_i and α_i under the w that was sent
         rate = 0.03 if alpha_lr is None else alpha_lr
         _, v, alpha = train(w, *own[c], tuning(c, 2), 0.03, rate, momentum, every, still=True)

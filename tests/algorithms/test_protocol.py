@@ -215,7 +215,7 @@ def test_what_clients_keep_is_their_own(fed, algorithm):
     assert len(set(kept)) == len(kept) and not others & set(kept)
     begun = algorithm.init(setup.cohort.network.initial, setup.cohort.network.layout)
     never = (set(range(len(SIZES))) - drawn).pop()
-    start, now = (initial_kept(Lanes.of(setup.cohort, shared, [never])) for shared in (begun, sim.theta))
+    start, now = (initial_kept(Lanes.after_round(setup.cohort, shared, [never])) for shared in (begun, sim.theta))
     moves = getattr(algorithm, "newcomer", "initial") == "server"
     for name, value in sim.kept_for([never]).items():  # one never drawn begins at the server's state, or as all began
         assert torch.equal(value, now[name])

@@ -61,10 +61,12 @@ def test_personalising_on_the_way_is_personalising_anew(sizes):
     shared, clients = cohort.algorithm.init(cohort.network.initial, cohort.network.layout), list(range(6))
     shared = {name: value.to("cuda") for name, value in shared.items()}
     epochs = (0, 1, 3, 7)
-    seen = [q.mean.clone() for q in personalise_after(Lanes.of(cohort, shared, clients), {}, epochs)]
+    seen = [q.mean.clone() for q in personalise_after(Lanes.after_round(cohort, shared, clients), {}, epochs)]
     for many, mean in zip(epochs, seen, strict=True):
         other = cohort.using(dataclasses.replace(cohort.algorithm, personal_epochs=many))
-        torch.testing.assert_close(mean, personalise(Lanes.of(other, shared, clients), {}).mean, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            mean, personalise(Lanes.after_round(other, shared, clients), {}).mean, rtol=0, atol=1e-12
+        )
     assert (seen[1] - seen[3]).abs().max() > 1e-6
 
 
@@ -202,7 +204,7 @@ def test_a_schedule_is_that_of_a_cpu(sizes):
     def made(device):
         cohort = simulate(federation(sizes=sizes), make("fedavg"), rounds=0, device=device).cohort
         cohort.executor.capture = True  # for rows of one width
-        given = Lanes.of(cohort, {}, [2, 0, 1], round=5)
+        given = Lanes.after_round(cohort, {}, [2, 0, 1], round=5)
         lanes = Lanes(given.groups, given.tensors, cohort.executor.inside)
         lanes.__dict__["source"] = cohort.data, cohort.client_tensors.rows(given.tensors.clients[0], lanes.longest)
         schedule = schedule_steps(lanes, rng.NOISE, ((3, 1), (2, 2)))

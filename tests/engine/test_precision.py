@@ -138,7 +138,7 @@ def test_products_on_arm_are_torch_s_own_but_for_bfloat16_s(fed, monkeypatch, ar
             assert switch.on == (wanted or not arm)
             other = "float32" if wanted else "bf16"
             autotune.set_precision(other, torch.device("cpu"))
-            Lanes.of(setup.cohort, {}, [0])
+            Lanes.after_round(setup.cohort, {}, [0])
             assert switch.on == (wanted or not arm)
         assert switch.on and not process._onednn_off
 

@@ -211,10 +211,8 @@ def test_label_level_by_hand():
     fed = fedabml.Federation.from_arrays([(np.zeros((4, 1), np.float32), np.array([0, 0, 2, 0]))] * 2, classes=3)
     cohort = simulate(fed, "mlr", FedABML(label_alpha=0.5), rounds=0).cohort
     expected = np.log(np.array([3.5, 0.5, 1.5]) / 5.5)
-    np.testing.assert_allclose(
-        Lanes.of(cohort, cohort.algorithm.init(cohort.network.initial, cohort.network.layout), [1]).offset[0].numpy(),
-        expected,
-    )
+    shared = cohort.algorithm.init(cohort.network.initial, cohort.network.layout)
+    np.testing.assert_allclose(Lanes.after_round(cohort, shared, [1]).offset[0].numpy(), expected)
     assert np.exp(expected).sum() == pytest.approx(1)
     one = label_offset(cohort.algorithm, type(cohort.site([0]))(*(t[0] for t in cohort.site([0]))))
     np.testing.assert_allclose(one.numpy(), expected)
@@ -226,7 +224,7 @@ def test_label_level_by_hand():
 def test_predictions_of_many_rows_are_cut_in_pieces_and_joined():
     fed = federation("mlr", (4, 300, 129))
     cohort = simulate(fed, "mlr", FedAvg(lr=0.1), rounds=0).cohort
-    lanes = Lanes.of(cohort, {"mean": cohort.network.initial}, [0, 1, 2])
+    lanes = Lanes.after_round(cohort, {"mean": cohort.network.initial}, [0, 1, 2])
     models = personalise(lanes, {})
     outputs = predict(lanes, models, [fed.train[c] for c in range(3)]).split([4, 300, 129], 1)
     for c, out in enumerate(outputs):
@@ -245,7 +243,7 @@ def test_personalising_on_the_way_is_personalising_anew(backend, sizes, monkeypa
     epochs, anew, taken = (0, 1, 2, 5), [], []
     for many in epochs:
         other = cohort.using(dataclasses.replace(cohort.algorithm, personal_epochs=many))
-        anew.append(personalise(Lanes.of(other, shared, [0, 1, 2]), {}))
+        anew.append(personalise(Lanes.after_round(other, shared, [0, 1, 2]), {}))
     honest = cohort.executor.run
 
     def count(name, step, inputs, plan, steps):
@@ -253,7 +251,9 @@ def test_personalising_on_the_way_is_personalising_anew(backend, sizes, monkeypa
         return honest(name, step, inputs, plan, steps)
 
     monkeypatch.setattr(cohort.executor, "run", count)
-    for one, other in zip(personalise_after(Lanes.of(cohort, shared, [0, 1, 2]), {}, epochs), anew, strict=True):
+    for one, other in zip(
+        personalise_after(Lanes.after_round(cohort, shared, [0, 1, 2]), {}, epochs), anew, strict=True
+    ):
         for a, b in zip(one, other, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
     steps = sum(-(-n // 5) for n in sizes)  # of an epoch
@@ -913,7 +913,9 @@ def test_batches_without_padding_need_no_mask_and_give_the_same_bits(monkeypatch
             with monkeypatch.context() as patch:
                 if not known:
                     patch.setattr(Lanes, "unpadded", False)
-                lanes = Lanes.of(setup.cohort, setup.cohort.algorithm.init(setup.cohort.network.initial, None), [0])
+                lanes = Lanes.after_round(
+                    setup.cohort, setup.cohort.algorithm.init(setup.cohort.network.initial, None), [0]
+                )
                 assert lanes.unpadded == (known and name in ("even", "small"))
                 sim = Simulation(setup.cohort)
                 sim.run(8)  # long enough for recorded steps
@@ -946,7 +948,7 @@ def test_the_step_size_decays_with_the_rounds():
     assert torch.equal(decayed.shared["mean"], resumed.shared["mean"])
     # A client's own steps are no round: they keep their size.
     plain = simulate(fed, "mlr", one, rounds=0)
-    models = [personalise(Lanes.of(s.cohort, decayed.shared, [0, 1], 2), {}).mean for s in (plain, decayed)]
+    models = [personalise(Lanes.after_round(s.cohort, decayed.shared, [0, 1], 2), {}).mean for s in (plain, decayed)]
     assert torch.equal(*models)
 
 

@@ -123,7 +123,7 @@ def test_kept_state_is_used_where_there_is_one(tmp_path, algorithm):
     assert all(torch.equal(value, kept[name]) for name, value in kept_state(sites["a"], prior).items())
     posterior = personalize(sites["a"], device="cpu")
     fed = load(sites["a"], card)
-    lanes = Lanes.of(Cohort(card.setting(fed, 0), card.place()), card.initial_shared(), [0])
+    lanes = Lanes.after_round(Cohort(card.setting(fed, 0), card.place()), card.initial_shared(), [0])
     with torch.no_grad():
         expected = personalise(lanes, {name: value.unsqueeze(0) for name, value in kept.items()})
     assert all(torch.equal(a, b[0]) for a, b in zip(posterior.q, expected, strict=True))

@@ -74,7 +74,7 @@ class Teachers(Study):
         cohort, everyone = sim.cohort, list(range(CLIENTS))
         rows = [np.concatenate([cohort.fed.test[c], cohort.fed.train[c]]) for c in everyone]
         with torch.no_grad():
-            lanes = Lanes.of(cohort, sim.theta, everyone, sim.round)
+            lanes = Lanes.after_round(cohort, sim.theta, everyone, sim.round)
             q = personalise(lanes, {})
             f = predict(lanes, q, rows)[..., 0].double().cpu().numpy().reshape(-1, CLIENTS, TEST + self.n)
             prior = Gaussian(sim.theta["mean"], sim.theta["logstd"])

@@ -63,7 +63,8 @@ class Strangers(Study):
         """Return the mean entropy of the server's model on every client's training inputs."""
         cohort, prior = sim.cohort, sim.cohort.algorithm.prior(sim.theta)
         assert prior is not None
-        lane, lanes = type(prior)(*(leaf.unsqueeze(0) for leaf in prior)), Lanes.of(cohort, sim.theta, [0], sim.round)
+        lane = type(prior)(*(leaf.unsqueeze(0) for leaf in prior))
+        lanes = Lanes.after_round(cohort, sim.theta, [0], sim.round)
         key = cohort.keys(rng.PREDICT, sim.round, [-1])
         rows = [cohort.fed.train[client][:MAX_SAMPLES] for client in range(cohort.fed.clients)]
         with torch.no_grad():

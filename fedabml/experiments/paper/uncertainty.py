@@ -70,7 +70,7 @@ class Outside(Study):
             chunk_clients = list(range(begin, min(begin + cohort.chunk, len(seen))))
             rows = [np.concatenate(seen[client]) for client in chunk_clients]
             with torch.no_grad():
-                lanes = Lanes.of(cohort, sim.theta, chunk_clients, sim.round)
+                lanes = Lanes.after_round(cohort, sim.theta, chunk_clients, sim.round)
                 models = personalise(lanes, sim.kept_for(chunk_clients))
                 draws = predict(lanes, models, rows)
                 without_level = (
