@@ -142,7 +142,7 @@ class FedABML(DriftCorrected):
         return {**phi, **wide, **self.zero_momentum(shared["mean"])}
 
     @property
-    def own_lr(self) -> float:
+    def effective_personal_lr(self) -> float:
         # With the label level θ is already good for a client; steps at the training rate would undo that.
         default = 0.01 if self.label_prior == "none" else 0.003
         return default if self.personal_lr is None else self.personal_lr
