@@ -68,7 +68,7 @@ class Cell:
         return json.dumps([config, list(self.personal), *extras], sort_keys=True)
 
     @cached_property
-    def work(self) -> float:
+    def estimated_rounds(self) -> float:
         """The estimated duration in rounds of training: its rounds, and the scoring, for which all clients train.
 
         Predicting counts as an epoch; a study's own questions and the scores of the curve are not counted.

@@ -50,9 +50,9 @@ class Callbacks:
     """Functions that `compare`, `tune` and `reproduce` call as they go on.
 
     `download(done, total)` follows the download of a dataset, and `note` takes a text for the user. `start` is called
-    with the cells to run and the number of finished ones; `expect` with the work of each cell of a search
-    (`Cell.work`) and the number of finished ones, again whenever it needs more or fewer. `round(cells, round)` follows
-    every round of the cells that run together and then, while they are scored, fractions of rounds up to their `work`.
+    with the cells to run and the number of finished ones; `expect` with `Cell.estimated_rounds` of a search's cells and
+    the number of finished ones, again whenever it needs more or fewer. `round(cells, round)` follows every round of
+    the cells that run together and then, while they are scored, fractions of rounds up to their `estimated_rounds`.
     `done` is called with every result, `trial` with every trial of a search, and again if it is refused or confirmed.
     `search` is called with its run before a search of the paper's experiments, and returns the callbacks to use there.
     """
@@ -257,7 +257,7 @@ def _score(
 
 def _part_callbacks(cell: Cell, weights: Sequence[float], on_round: OnRound) -> Iterator[OnRound]:
     """Yield a callback for each part of a cell's scoring; together they call `on_round` with fractions of rounds."""
-    unit, begin = (cell.work - cell.config.rounds) / sum(weights), float(cell.config.rounds)
+    unit, begin = (cell.estimated_rounds - cell.config.rounds) / sum(weights), float(cell.config.rounds)
     furthest = begin
 
     def report(begin: float, length: float, fraction: float) -> None:

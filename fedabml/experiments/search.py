@@ -75,7 +75,7 @@ class Trial:
     error: str | None = None
     second: float | None = None  # of the measure on validation data of the second seed, once it is confirmed there
     refused: str | None = None  # why it was not confirmed
-    who: str = ""  # which clients the measure is of, such as "of 10 rows or more"; empty: all
+    scored_clients: str = ""  # which clients the measure is of, such as "of 10 rows or more"; empty: all
     positive: str = ""  # the positive class of two, where the measure is of it
     base: tuple[float | None, float | None] = (None, None)  # the base rate's measure and NLL, mean over seeds
 
@@ -150,8 +150,9 @@ class Search:
         return min(trials, len(combinations(self.space, self.start)) or trials)
 
     def works(self, trials: int) -> tuple[list[float], list[float]]:
-        """Return the work (`Cell.work`) of every cell of the trials, and of those expected of the confirmation."""
-        trial, confirmation = (self._cell(self.config, options).work for options in (self.personal, self.personal[-1:]))
+        """Return `Cell.estimated_rounds` of every cell of the trials, and of those expected of the confirmation."""
+        options_of_cells = self.personal, self.personal[-1:]
+        trial, confirmation = (self._cell(self.config, options).estimated_rounds for options in options_of_cells)
         count = self.size(trials)
         return [trial] * count * len(self.seeds), [confirmation] * (4 if count > 1 else 2)
 
@@ -203,7 +204,7 @@ class Search:
                     some_left = some_left and client_measure(measure) not in OF_NUMBERS
                     who, base = of_large(measure, summaries[0]) * some_left, _base(summaries, measure)
                     found = replace(failed, personal=personal, value=value, nll=nll, rank=rank, error=None)
-                    scored.append(replace(found, who=who, base=base))
+                    scored.append(replace(found, scored_clients=who, base=base))
         return max(scored, key=lambda trial: trial.rank, default=failed)
 
     # -- confirmation ---------------------------------------------------------------------------------------------
@@ -220,7 +221,7 @@ class Search:
             on_works([])
         for trial in candidates:
             cells = [*self.confirmation(trial), *(() if trials[0].error else self.confirmation(trials[0]))]
-            works |= {cell.identity: cell.work for cell in cells}
+            works |= {cell.identity: cell.estimated_rounds for cell in cells}
             on_works(list(works.values()))
             results = execute(cells, ledger, callbacks)
             of_trial, of_first, second = results[:2], results[2:], None

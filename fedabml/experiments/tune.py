@@ -97,7 +97,8 @@ class Tuned:
     def decided_by(self) -> str:
         """The measure with its positive class, and which clients it is of, where those of few rows do not count."""
         every = [trial for trials in self.trials.values() for trial in trials]
-        who, positive = (next(filter(None, (getattr(t, name) for t in every)), "") for name in ("who", "positive"))
+        names = "scored_clients", "positive"
+        who, positive = (next(filter(None, (getattr(t, name) for t in every)), "") for name in names)
         named = f"{self.measure} of {positive}" if positive else self.measure
         return f"{named}{',' * bool(positive)} of clients {who}" if who else named
 

@@ -509,7 +509,7 @@ def test_the_smallest_gap_that_a_table_sees():
 def test_the_bar_counts_every_cell_once():
     cells = [Cell("local", RunConfig(rounds=10, seed=seed)) for seed in range(2)]
     with CellProgress("x", quiet=True) as board:
-        assert cells[0].work == 10 + (5 + 1) / (0.1 * 5)  # every client's five epochs and its predictions
+        assert cells[0].estimated_rounds == 10 + (5 + 1) / (0.1 * 5)  # every client's five epochs and its predictions
         board.start(cells, 3)
         board.round(cells, 4)
         assert (board.total, board.finished, board.left) == (5, 3, 2 * (6 + 12))
@@ -525,7 +525,7 @@ def test_time_left_counts_scoring(capsys, monkeypatch):
     cell = Cell(
         "local", RunConfig(rounds=10, participation=0.5, epochs=2), ({**slow, "personal_epochs": 0}, slow, fast)
     )
-    assert cell.work == 10 + (3 + 1) + (5 + 1)
+    assert cell.estimated_rounds == 10 + (3 + 1) + (5 + 1)
     with CellProgress("x") as board:
         board.start([cell])
         for seconds, rounds in ((50.0, 5), (100.0, 10), (300.0, 15.0)):
