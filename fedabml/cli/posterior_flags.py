@@ -58,7 +58,7 @@ def print_comparison(
 
     If it is None, enough rows must be held out, and the comparison must take seconds.
     """
-    from ..runs.site import LEAST_ROWS_TO_COMPARE, compare_at_site, held_out_rows, is_quick
+    from ..runs.compare_at_site import LEAST_ROWS_TO_COMPARE, compare_at_site, held_out_rows, is_quick
 
     if compare is False or posterior.trust is None:
         return

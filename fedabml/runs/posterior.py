@@ -38,7 +38,7 @@ from ..gaussian import Distribution
 from ..models.adapters import merged
 from ..vectors import Network
 from .input_spec import FORMATS, Inputs, InputSpec
-from .outputs import output_columns
+from .prediction_columns import output_columns
 from .tokens import padding_of
 from .trust import Trust, flagged
 

@@ -46,8 +46,8 @@ from ..gaussian import Gaussian, Point, Samples
 from ..likelihoods import weighted
 from .input_spec import InputSpec
 from .modules import Model, check_fit, warn_if_code_differs
-from .outputs import class_names
 from .posterior import Posterior, sample_count
+from .prediction_columns import class_names
 from .trust import CALIBRATION, COVERAGE, FALSE_ALARMS, Trust
 
 FLOATS = (torch.float32, torch.float64)  # types of weights in a file

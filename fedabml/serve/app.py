@@ -21,7 +21,7 @@ from ..arguments import checks_arguments
 from ..errors import InputError, quoted
 from ..files.sheets import csv_text
 from ..runs.modules import Model
-from ..runs.outputs import as_text
+from ..runs.prediction_columns import as_text
 from .batching import Answer
 from .bodies import PARSERS, TooManyRows
 from .openapi import json_value

@@ -14,7 +14,7 @@ from fedabml.federation.kept import KeptVersions
 from fedabml.federation.personal import kept_state, personalize
 from fedabml.federation.site_data import load
 from fedabml.files.sealed import read_json, write_json
-from fedabml.runs import site as site_report
+from fedabml.runs import compare_at_site as site_report
 from tests.cli.command import run
 from tests.federation.start import ID, frame, make_site, make_sites
 

@@ -203,7 +203,7 @@ def test_a_report_names_what_serves_a_site_best(hospital):
 
 def test_a_report_judges_the_posterior_that_is_written(hospital, monkeypatch):
     prior, rows, _ = hospital
-    monkeypatch.setattr("fedabml.runs.site.ALONE_EPOCHS", (1,))
+    monkeypatch.setattr("fedabml.runs.compare_at_site.ALONE_EPOCHS", (1,))
     options = {"epochs": 3, "lr": 0.05, "batch_size": 20, "class_weights": "1,5"}
     report = fedabml.compare_at_site(prior, rows.head(150), validation=0.4, **options)
     written = prior.personalize(rows.head(150), validation=0.4, **options)

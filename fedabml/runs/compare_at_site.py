@@ -30,8 +30,8 @@ from ..evaluation.measures import FEW_OF_CLASS, positive_class
 from ..evaluation.predictions import Prediction, Regression
 from ..evaluation.structured import MultiPrediction
 from ..files.sheets import html_card
-from .outputs import class_names
 from .posterior import Posterior
+from .prediction_columns import class_names
 from .prior import Prior, rows_digest
 from .trust import Trust
 
