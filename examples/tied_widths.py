@@ -35,7 +35,7 @@ import fedabml
 from fedabml import FedABML, rng
 from fedabml.algorithms.base import Batches, Loss, Site, State, Stepped
 from fedabml.algorithms.hyper import hyper
-from fedabml.engine.client import personalise, predict
+from fedabml.engine.client import personalize, predict
 from fedabml.engine.lanes import Lanes
 from fedabml.engine.rounds import Simulation
 from fedabml.evaluation.decisions import auroc
@@ -281,7 +281,7 @@ def outside(sim: Simulation, new: fedabml.Federation, seed: int, lr: float, epoc
     is_outside = np.concatenate([np.arange(len(r)) >= len(new.val[c]) for c, r in zip(clients, rows, strict=True)])
     with torch.no_grad():
         lanes = Lanes.after_round(cohort, sim.theta, clients, sim.round)
-        draws = predict(lanes, personalise(lanes, sim.kept_for(clients)), rows)
+        draws = predict(lanes, personalize(lanes, sim.kept_for(clients)), rows)
     return auroc(Prediction.of(draws).entropy, is_outside)
 
 
@@ -345,7 +345,7 @@ def changes(sim: Simulation) -> Tensor:
     cohort = sim.cohort.using(FedABML(personal_lr=sim.cohort.algorithm.lr, **words))
     clients = list(range(cohort.fed.clients))
     with torch.no_grad():
-        return personalise(Lanes.after_round(cohort, {"mean": sim.theta["mean"]}, clients), {}).mean.var(0)
+        return personalize(Lanes.after_round(cohort, {"mean": sim.theta["mean"]}, clients), {}).mean.var(0)
 
 
 def best(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float, int]]:

@@ -1,6 +1,6 @@
 """What a client does, for many clients at once.
 
-The functions: `initial_kept`, `client_round`, `weighted_round`, `personalise`, `predict`. All of them take lanes and
+The functions: `initial_kept`, `client_round`, `weighted_round`, `personalize`, `predict`. All of them take lanes and
 return new tensors; a lane's randomness is a function of (seed, round, client, step) alone.
 """
 
@@ -222,12 +222,12 @@ def batched_step(lanes: Lanes, step: Step) -> BatchedStep:
 
 
 # -- a client's own model ---------------------------------------------------------------------------------------------
-def personalise(lanes: Lanes, kept: State) -> Distribution:
+def personalize(lanes: Lanes, kept: State) -> Distribution:
     """Return every client's own distribution over weights, a row each, exactly as a new client would get it."""
-    return next(personalise_after(lanes, kept, [lanes.cohort.algorithm.personal_epochs]))
+    return next(personalize_after(lanes, kept, [lanes.cohort.algorithm.personal_epochs]))
 
 
-def personalise_after(lanes: Lanes, kept: State, epochs: Sequence[int]) -> Iterator[Distribution]:
+def personalize_after(lanes: Lanes, kept: State, epochs: Sequence[int]) -> Iterator[Distribution]:
     """Yield every client's own distribution over weights after each of these numbers of epochs, which ascend.
 
     Where all lanes take equal steps, training goes on from one number to the next; elsewhere it begins anew.

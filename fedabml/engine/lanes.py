@@ -154,7 +154,7 @@ class Lanes:
         # Captured and compiled programs are made for one width; elsewhere padding costs more than another width.
         width = self.longest if self.cohort.executor.prefers_padding else int(self.sizes.max())
         rows = self.gather(lambda tensors, clients: tensors.rows(clients, width))
-        return self.cohort.data.local(rows, self.cohort.place.policy.normalised_bytes)
+        return self.cohort.data.local(rows, self.cohort.place.policy.normalized_bytes)
 
     @property
     def samples(self) -> tuple[Tensor, ...]:

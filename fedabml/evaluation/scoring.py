@@ -20,7 +20,7 @@ from .. import rng
 from ..algorithms.base import State
 from ..data import Federation, Rows
 from ..data.statistics import worst_decile
-from ..engine.client import outputs, personalise_after, predict
+from ..engine.client import outputs, personalize_after, predict
 from ..engine.label_level import label_offset
 from ..engine.lanes import ClientGroup, Lanes, join_states
 from ..engine.processes import ALONE, World
@@ -195,7 +195,7 @@ def _predict_clients(
             return [prediction(run.cohort, d) for (run, _), d in zip(groups, draws, strict=True)]
 
         results = []
-        for models in personalise_after(lanes, kept, epochs):
+        for models in personalize_after(lanes, kept, epochs):
             finite = torch.stack([torch.isfinite(leaf).flatten(1).all(1) for leaf in models]).all(0).tolist()
             temperatures: list[dict[int, float]] = [{} for _ in groups]
             if held:

@@ -217,7 +217,7 @@ def _parsed(cls: type[Schema], data: Any) -> Schema:
         values["shape"] = tuple(checked_integer(size, "A size in shape") for size in data["shape"])
         values |= {"type": data["type"], "targets": checked_integer(data.get("targets", 1), "targets")}
     if kind != "table":
-        values |= _normalisation(data, values["shape"], values["type"])
+        values |= _normalization(data, values["shape"], values["type"])
     if task == "regression":
         values |= {name: _numbers(data[name], name) for name in ("target_shift", "target_scale")}
         if {len(values["target_shift"]), len(values["target_scale"])} != {values.get("targets", 1)}:
@@ -265,7 +265,7 @@ def _column(name: str, data: Any) -> Column:
     return Column(kind, shift, scale, fill, gaps, (), times)
 
 
-def _normalisation(data: Mapping[str, Any], shape: tuple[int, ...], type: Any) -> dict[str, Any]:
+def _normalization(data: Mapping[str, Any], shape: tuple[int, ...], type: Any) -> dict[str, Any]:
     """Return shift and scale of arrays or images, after a check of all sizes."""
     if not 0 < len(shape) <= 4 or math.prod(shape) > 1 << 24 or type not in ("float32", "uint8"):
         raise InputError("shape has 1 to 4 sizes, at most 16,777,216 numbers, and type is float32 or uint8.")

@@ -34,7 +34,7 @@ from ..arguments import check_fields, checked_integer, checks_arguments
 from ..data import Federation
 from ..data.ranges import LEAST_OWN, Ranges
 from ..engine.autotune import device_of
-from ..engine.client import initial_kept, personalise
+from ..engine.client import initial_kept, personalize
 from ..engine.lanes import Lanes
 from ..engine.setting import Cohort, Place, Setting
 from ..errors import InputError, shortened
@@ -153,7 +153,7 @@ class Prior:
         with torch.no_grad():
             lanes = Lanes.after_round(cohort, shared, [0])
             first = initial_kept(lanes)
-            lane, offsets = personalise(lanes, first if kept is None else _kept_rows(kept, first)), lanes.offset
+            lane, offsets = personalize(lanes, first if kept is None else _kept_rows(kept, first)), lanes.offset
         q = type(lane)(*(leaf[0].cpu() for leaf in lane))
         if not all(torch.isfinite(leaf).all() for leaf in q):
             raise InputError(

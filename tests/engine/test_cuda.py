@@ -19,7 +19,7 @@ from fedabml.algorithms import REGISTRY, make
 from fedabml.engine import client as client_module
 from fedabml.engine import policy
 from fedabml.engine.checkpoint import Checkpoint
-from fedabml.engine.client import _flagged, personalise, personalise_after, schedule_steps
+from fedabml.engine.client import _flagged, personalize, personalize_after, schedule_steps
 from fedabml.engine.lanes import Lanes
 from fedabml.engine.rounds import Simulation, run_round, run_rounds
 from fedabml.evaluation.scoring import evaluate
@@ -61,11 +61,11 @@ def test_personalising_on_the_way_is_personalising_anew(sizes):
     shared, clients = cohort.algorithm.init(cohort.network.initial, cohort.network.layout), list(range(6))
     shared = {name: value.to("cuda") for name, value in shared.items()}
     epochs = (0, 1, 3, 7)
-    seen = [q.mean.clone() for q in personalise_after(Lanes.after_round(cohort, shared, clients), {}, epochs)]
+    seen = [q.mean.clone() for q in personalize_after(Lanes.after_round(cohort, shared, clients), {}, epochs)]
     for many, mean in zip(epochs, seen, strict=True):
         other = cohort.using(dataclasses.replace(cohort.algorithm, personal_epochs=many))
         torch.testing.assert_close(
-            mean, personalise(Lanes.after_round(other, shared, clients), {}).mean, rtol=0, atol=1e-12
+            mean, personalize(Lanes.after_round(other, shared, clients), {}).mean, rtol=0, atol=1e-12
         )
     assert (seen[1] - seen[3]).abs().max() > 1e-6
 

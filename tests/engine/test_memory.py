@@ -96,7 +96,7 @@ def test_the_chunk_is_halved_until_it_fits(monkeypatch, caplog, name):
 @pytest.mark.parametrize("name", nightly_but({"local"}, ["fedabml", "local"]))
 def test_so_it_is_when_clients_are_scored(monkeypatch, caplog, name):
     plain = train(algorithm=make(name), eval_every=1)
-    device = Device(monkeypatch, 3, scoring, "personalise_after")
+    device = Device(monkeypatch, 3, scoring, "personalize_after")
     found = train(algorithm=make(name), eval_every=1)
     assert len(_of_memory(caplog)) == 2 and device.sizes[:3] == [8, 4, 2] and set(device.sizes[2:]) == {2}
     for a, b in zip(plain.history, found.history, strict=True):
@@ -247,7 +247,7 @@ def test_runs_side_by_side(monkeypatch, caplog):
         assert line["round"] == 1
         torch.testing.assert_close(a.shared["mean"], b.shared["mean"])
     copies = [s.cohort.using(FedAvg(personal_epochs=1)) for s in sims]
-    Device(monkeypatch, 2, scoring, "personalise_after")
+    Device(monkeypatch, 2, scoring, "personalize_after")
     epochs = copies[0].algorithm.personal_epochs
     entries = [TrainedRun(c, s.theta, s.kept_for) for c, s in zip(copies, sims, strict=True)]
     (scores,) = evaluate_after((epochs,), entries, prior=epochs)
@@ -403,7 +403,7 @@ def test_samples_on_the_host_give_the_same_run(monkeypatch, task, local):
     words = {"rounds": 2, "participation": 0.5, "epochs": 2, "batch_size": 8, "device": "cpu", "eval_every": 1}
     runs, moved, real = [], [], Data._moved
     monkeypatch.setattr(
-        policy, "DEFAULT", policy.Policy(normalised_bytes=local)
+        policy, "DEFAULT", policy.Policy(normalized_bytes=local)
     )  # normalised once for all epochs, or on the way
     monkeypatch.setattr(Data, "_moved", lambda self, index: moved.append(len(index)) or real(self, index))
     for large in (False, True):

@@ -21,7 +21,7 @@ from fedabml.algorithms.hyper import hyper
 from fedabml.engine import autotune as backend
 from fedabml.engine.autotune import Execution, choose_backend, chunk_of, device_of, lane_bytes
 from fedabml.engine.checkpoint import Checkpoint
-from fedabml.engine.client import _flagged, client_round, personalise, personalise_after, predict
+from fedabml.engine.client import _flagged, client_round, personalize, personalize_after, predict
 from fedabml.engine.executor import Executor, padding, segments
 from fedabml.engine.label_level import label_offset
 from fedabml.engine.lanes import Lanes
@@ -225,7 +225,7 @@ def test_predictions_of_many_rows_are_cut_in_pieces_and_joined():
     fed = federation("mlr", (4, 300, 129))
     cohort = simulate(fed, "mlr", FedAvg(lr=0.1), rounds=0).cohort
     lanes = Lanes.after_round(cohort, {"mean": cohort.network.initial}, [0, 1, 2])
-    models = personalise(lanes, {})
+    models = personalize(lanes, {})
     outputs = predict(lanes, models, [fed.train[c] for c in range(3)]).split([4, 300, 129], 1)
     for c, out in enumerate(outputs):
         assert out.shape == (1, len(fed.train[c]), 3)
@@ -243,7 +243,7 @@ def test_personalising_on_the_way_is_personalising_anew(backend, sizes, monkeypa
     epochs, anew, taken = (0, 1, 2, 5), [], []
     for many in epochs:
         other = cohort.using(dataclasses.replace(cohort.algorithm, personal_epochs=many))
-        anew.append(personalise(Lanes.after_round(other, shared, [0, 1, 2]), {}))
+        anew.append(personalize(Lanes.after_round(other, shared, [0, 1, 2]), {}))
     honest = cohort.executor.run
 
     def count(name, step, inputs, plan, steps):
@@ -252,7 +252,7 @@ def test_personalising_on_the_way_is_personalising_anew(backend, sizes, monkeypa
 
     monkeypatch.setattr(cohort.executor, "run", count)
     for one, other in zip(
-        personalise_after(Lanes.after_round(cohort, shared, [0, 1, 2]), {}, epochs), anew, strict=True
+        personalize_after(Lanes.after_round(cohort, shared, [0, 1, 2]), {}, epochs), anew, strict=True
     ):
         for a, b in zip(one, other, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
@@ -948,7 +948,7 @@ def test_the_step_size_decays_with_the_rounds():
     assert torch.equal(decayed.shared["mean"], resumed.shared["mean"])
     # A client's own steps are no round: they keep their size.
     plain = simulate(fed, "mlr", one, rounds=0)
-    models = [personalise(Lanes.after_round(s.cohort, decayed.shared, [0, 1], 2), {}).mean for s in (plain, decayed)]
+    models = [personalize(Lanes.after_round(s.cohort, decayed.shared, [0, 1], 2), {}).mean for s in (plain, decayed)]
     assert torch.equal(*models)
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from ...data import Federation
-from ...engine.client import personalise, predict
+from ...engine.client import personalize, predict
 from ...engine.lanes import Lanes
 from ...engine.rounds import Simulation
 from ...gaussian import Gaussian, kl
@@ -75,7 +75,7 @@ class Teachers(Study):
         rows = [np.concatenate([cohort.fed.test[c], cohort.fed.train[c]]) for c in everyone]
         with torch.no_grad():
             lanes = Lanes.after_round(cohort, sim.theta, everyone, sim.round)
-            q = personalise(lanes, {})
+            q = personalize(lanes, {})
             f = predict(lanes, q, rows)[..., 0].double().cpu().numpy().reshape(-1, CLIENTS, TEST + self.n)
             prior = Gaussian(sim.theta["mean"], sim.theta["logstd"])
             apart = torch.stack([kl(Gaussian(*lane), prior) for lane in zip(*q, strict=True)]).double().cpu().numpy()

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from ...data import Federation
-from ...engine.client import personalise
+from ...engine.client import personalize
 from ...engine.lanes import ClientGroup, Lanes, join_states
 from ...engine.rounds import Simulation
 from ...report.charts import Axis, Series, line_chart
@@ -72,7 +72,7 @@ class Quadratics(Study):
         clients = [0, 1]
         with torch.no_grad():
             lanes = Lanes([ClientGroup(sim.cohort, sim.theta, clients, sim.round) for sim in sims])
-            tuned = personalise(lanes, join_states([sim.kept_for(clients) for sim in sims])).mean.double().cpu().numpy()
+            tuned = personalize(lanes, join_states([sim.kept_for(clients) for sim in sims])).mean.double().cpu().numpy()
         seen = []
         for sim, means in zip(sims, tuned.reshape(-1, 2, 2), strict=True):
             at = sim.theta["mean"].double().cpu().numpy()

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ... import rng
 from ...data import Federation
-from ...engine.client import outputs, personalise, predict
+from ...engine.client import outputs, personalize, predict
 from ...engine.lanes import Lanes
 from ...engine.rounds import Simulation
 from ...engine.setting import Cohort
@@ -71,7 +71,7 @@ class Outside(Study):
             rows = [np.concatenate(seen[client]) for client in chunk_clients]
             with torch.no_grad():
                 lanes = Lanes.after_round(cohort, sim.theta, chunk_clients, sim.round)
-                models = personalise(lanes, sim.kept_for(chunk_clients))
+                models = personalize(lanes, sim.kept_for(chunk_clients))
                 draws = predict(lanes, models, rows)
                 without_level = (
                     draws if lanes.offset is None else outputs(lanes, models, rows, None, lanes.keys(rng.PREDICT))
