@@ -33,7 +33,7 @@ from . import rivals
 
 MODELS = ("mlr", "mlp", "cnn", "pfl", "resnet18")
 KINDS = ("machine", "loop", "step", "graphs", "without", "peers")
-COARSE = tuple(name for name in ("tf32", "bf16", "bfloat16") if name in DTYPES)
+REDUCED_PRECISION = tuple(name for name in ("tf32", "bf16", "bfloat16") if name in DTYPES)
 SIDES = {"loop": "", "local": " noise on activations", "loop_sgd": " against torch.optim"}
 SIDES |= {"loop_bf16": " against the loop in bf16", "launches": " against single launches"}
 TITLES = {"xeon": "two cores of an Intel Xeon", "arm": "two cores of an ARM Neoverse N1", "h200": "one NVIDIA H200"}
@@ -69,7 +69,7 @@ def cells(suite: str, device: torch.device, turns: int, budget: float) -> Iterat
 
     for model in MODELS:
         work = workload(model, suite)
-        for dtype in ("float32", *(COARSE if device.type == "cuda" and model != "mlr" else ())):
+        for dtype in ("float32", *(REDUCED_PRECISION if device.type == "cuda" and model != "mlr" else ())):
             for name in ("fedavg", "fedabml5"):
                 yield f"loop/{model}/{name}/{dtype}", functools.partial(loop, work, name, dtype)
             yield f"step/{model}/{dtype}", functools.partial(step, work, dtype)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from .cells import COARSE, Book, arguments, cells, chosen, closing, execute, opening
+from .cells import REDUCED_PRECISION, Book, arguments, cells, chosen, closing, execute, opening
 
 AIMS = (
     "loop/mlr/fedavg/float32",
@@ -39,7 +39,7 @@ def main() -> None:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise SystemExit("This torch sees no GPU. `python -m benchmarks.cpu` measures a CPU.")
     book = Book(args.out / f"{args.machine}.jsonl", args.commit, args.resume)
-    opening(book, device, ("float32", *COARSE) if device.type == "cuda" else ("float32",))
+    opening(book, device, ("float32", *REDUCED_PRECISION) if device.type == "cuda" else ("float32",))
     turns, budget = args.turns or (2 if args.quick else 5), 2.0 if args.quick else 6.0
     todo = chosen(cells("quick" if args.quick else "gpu", device, turns, budget), args.only)
     # The cells of the aims come first, in case time runs out; the data are made again for the rest.

@@ -30,7 +30,7 @@ from .robustness import DEFAULTS, OUT, accuracy, federation, led_with_liars, lia
 from .robustness_page import ATTACKS, ROUNDS, RULES, SITES, Line, key, read
 
 ATTACK, FALSE = "flips signs, times 10", 3
-TIMEOUT, MOST = 120.0, 3600.0  # seconds of a round, and to wait for the end of a federation
+TIMEOUT, MAX_WAIT = 120.0, 3600.0  # seconds of a round, and to wait for the end of a federation
 
 
 def drill(place: Path, cell: Line) -> Line:
@@ -52,7 +52,7 @@ def drill(place: Path, cell: Line) -> Line:
         words = ["supervise", kind, str(place / "run"), *(str(site.path) for site in sites)]
         supervisor = start_module("drills.other_site", words, place / "liars.log")
         try:
-            state = until(lambda: _ended(folder), MOST, "the end of the federation")
+            state = until(lambda: _ended(folder), MAX_WAIT, "the end of the federation")
         finally:
             supervisor.terminate()
             supervisor.wait()

@@ -38,7 +38,7 @@ LINES = Path(__file__).resolve().parents[1] / "results/reliability/kills.jsonl"
 SITES = ("a", "b", "c")
 TIMEOUT, SLACK = 20.0, 5.0  # seconds: the time-out of a round, and by how much a round may exceed it
 PART = 5  # drills that share a federation
-MOST = 900.0  # seconds to wait for anything
+MAX_WAIT = 900.0  # seconds to wait for anything
 
 
 def main() -> None:
@@ -76,7 +76,7 @@ def _federation(place: Path, what: str, count: int, chance: random.Random, algor
     lines: list[dict[str, Any]] = []
     try:
         operate.up(folder.path, deployment.paths)
-        drill.wait_for_round(folder, 2, MOST)
+        drill.wait_for_round(folder, 2, MAX_WAIT)
         usual = drill.listed(folder, "round")[-1]["seconds"]
         length = sum(usual.values())
         for number in range(count):
@@ -98,14 +98,14 @@ def _drill(folder: ServerFolder, what: str, chance: random.Random, length: float
     kinds = [f"{site}-supernode", f"{site}-worker"] if what == "site" else ["superlink", "executor"]
     name = chance.choice(kinds)
     before = drill.rounds_done(folder)
-    drill.wait_for_round(folder, before + 1, MOST)
+    drill.wait_for_round(folder, before + 1, MAX_WAIT)
     time.sleep(chance.uniform(0, length))
     old = drill.kill(folder, name)
     killed, wall = time.monotonic(), time.time()
     done = drill.rounds_done(folder)
-    drill.wait_for_round(folder, done + 1, MOST)
+    drill.wait_for_round(folder, done + 1, MAX_WAIT)
     first = time.monotonic() - killed
-    drill.until(lambda: drill.identity(folder, name) not in (None, old), MOST, f"the restart of {name}")
+    drill.until(lambda: drill.identity(folder, name) not in (None, old), MAX_WAIT, f"the restart of {name}")
     record = pids.read_record(folder.run / PIDS / f"{name}.json")
     restarted = (record.since if record else time.time()) - wall
 
@@ -117,7 +117,7 @@ def _drill(folder: ServerFolder, what: str, chance: random.Random, length: float
                 return event
         return None
 
-    drill.until(whole, MOST, "a round of all sites")
+    drill.until(whole, MAX_WAIT, "a round of all sites")
     attempts = [e for e in drill.listed(folder, "round", "repeat") if e["time"] > wall]
     longest = max(event["seconds"]["draw"] + event["seconds"]["wait"] for event in attempts)
     timeout = folder.settings.round_timeout

@@ -41,7 +41,7 @@ OUT = Path("results/reliability/poison.jsonl")
 SITES = ("a", "b", "c")
 BAD = "c"
 TIMEOUT = 20.0  # seconds of a round
-MOST = 900.0  # seconds to wait for anything
+MAX_WAIT = 900.0  # seconds to wait for anything
 PART = 12  # poisons that share a federation
 # Words of the reasons: of poisons that the encoded message cannot carry, so that it is refused when it is decoded...
 DECODED = {
@@ -92,7 +92,7 @@ def drill(place: Path, algorithm: str, kinds: tuple[str, ...]) -> list[dict[str,
         hostile.make()
         words = ["supervise", str(hostile.path)]
         supervisor = start_module("drills.poisoned_worker", words, place / "hostile.log")
-        until(lambda: _counts(folder, after=0), MOST, "a round with the hostile site while it is honest")
+        until(lambda: _counts(folder, after=0), MAX_WAIT, "a round with the hostile site while it is honest")
         facts = {"kinds": plan, "late_s": TIMEOUT + 3}
         (hostile.run / "plan.new").write_text(json.dumps(facts), encoding="utf-8")
         (hostile.run / "plan.new").replace(hostile.run / PLAN)
@@ -131,7 +131,7 @@ def _counts(folder: ServerFolder, after: int) -> bool:
 
 def _waited(condition: Any) -> bool:
     try:
-        return bool(until(condition, MOST, "it"))
+        return bool(until(condition, MAX_WAIT, "it"))
     except TimeoutError:
         return False
 
@@ -155,7 +155,7 @@ def _watch(folder: ServerFolder, hostile: SiteFolder, count: int) -> dict[str, s
             before, shown = now, shown + 1
         return len({each["nonce"] for each in sent}) >= count and rounds_done(folder) >= sent[-1]["round"]
 
-    until(finished, 2 * MOST, "the end of the plan")
+    until(finished, 2 * MAX_WAIT, "the end of the plan")
     return seen
 
 

@@ -158,7 +158,7 @@ def accuracy(coordinator: Coordinator, fed: fedabml.Federation) -> float:
     """Return the accuracy of the server's own model on the test rows of all clients."""
     rows, card = fed.test.index, coordinator.card
     prior = coordinator.algorithm.prior(theta(coordinator.algorithm, coordinator.saved.state))
-    x = card.input_spec.normalised(fed.x[rows], torch.device("cpu"))
+    x = card.input_spec.normalized(fed.x[rows], torch.device("cpu"))
     assert prior is not None
     scores = output(coordinator.network, card.input_spec.likelihood, prior.mean, x, None)
     return float((scores.argmax(-1).numpy() == fed.y[rows]).mean())

@@ -48,7 +48,7 @@ LINES = Path(__file__).resolve().parents[1] / "results/reliability/round_time.js
 ARMS = ("flower", "cold", "cold-torch", "warm", "torch")
 SITES = ("a", "b", "c")
 SAMPLES = 1000  # of a site
-MOST = 1800.0  # seconds to wait for anything
+MAX_WAIT = 1800.0  # seconds to wait for anything
 TIMES = "FEDABML_DRILL_TIMES"  # names the file in which Flower's arm notes the end of every round
 
 _CLIENT = '''"""The torch client of the drill."""
@@ -182,10 +182,10 @@ def run_turn(arm: str, place: Path, rounds: int) -> list[float]:
 
 def _wait(condition: Callable[[], bool], what: str) -> None:
     """Wait until a condition holds. Checks are rare, because they take time from what is measured."""
-    end = time.monotonic() + MOST
+    end = time.monotonic() + MAX_WAIT
     while not condition():
         if time.monotonic() > end:
-            raise TimeoutError(f"{what} did not come in {MOST:.0f} s")
+            raise TimeoutError(f"{what} did not come in {MAX_WAIT:.0f} s")
         time.sleep(2.0)
 
 
@@ -220,7 +220,7 @@ def _start_stock(stack: ExitStack, arm: str, folder: ServerFolder, data: dict[st
         del environment["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"]
     link = _without(commands.superlink_command(folder), "--isolation", "--superexec-auth-secret-file")
     stack.enter_context(_process(link, environment, folder.run / "superlink.log"))
-    _wait(operate.answers(folder, port), "the SuperLink")
+    _wait(operate.health_check(folder, port), "the SuperLink")
     commands.register_sites(folder)
     for name, path in data.items():
         site = unpack(folder.archive(name), folder.path / "local" / name, path)

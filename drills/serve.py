@@ -37,7 +37,7 @@ import torch
 
 import fedabml
 from fedabml.files.sealed import tensors_digest
-from fedabml.runs.outputs import output_columns
+from fedabml.runs.prediction_columns import output_columns
 from fedabml.runs.provenance import code, hardware
 
 from .serve_page import ARMS, WORST, page, problems

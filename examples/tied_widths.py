@@ -35,12 +35,12 @@ import fedabml
 from fedabml import FedABML, rng
 from fedabml.algorithms.base import Batches, Loss, Site, State, Stepped
 from fedabml.algorithms.hyper import hyper
-from fedabml.engine.client import personalise, predict
+from fedabml.engine.client import personalize, predict
 from fedabml.engine.lanes import Lanes
 from fedabml.engine.rounds import Simulation
 from fedabml.evaluation.decisions import auroc
 from fedabml.evaluation.predictions import Prediction
-from fedabml.evaluation.scoring import Entry, evaluate_after
+from fedabml.evaluation.scoring import TrainedRun, evaluate_after
 from fedabml.experiments.paper.newcomers import few_random
 from fedabml.vectors import Layout
 
@@ -262,10 +262,10 @@ def scores(name: str, sim: Simulation, new: fedabml.Federation, seed: int) -> li
     for n in SIZES:
         cohort = sim.cohort.among(few_random(new, n, seed))
         for lr in rates:
-            entry = Entry(
+            trained_run = TrainedRun(
                 cohort.using(replace(cohort.algorithm, personal_lr=lr)), sim.theta, sim.kept_for, sim.round, brief=True
             )
-            for count, (result,) in zip(epochs, evaluate_after(epochs, [entry], "val"), strict=True):
+            for count, (result,) in zip(epochs, evaluate_after(epochs, [trained_run], "val"), strict=True):
                 found = getattr(result, "summary", None)
                 values = {key: round(found[key], 5) for key in keys} if found else {"nll": None}
                 lines.append({"n": n, "lr": lr, "epochs": count, **values})
@@ -280,8 +280,8 @@ def outside(sim: Simulation, new: fedabml.Federation, seed: int, lr: float, epoc
     rows = [np.concatenate([new.val[c], new.test[c]]) for c in clients]
     is_outside = np.concatenate([np.arange(len(r)) >= len(new.val[c]) for c, r in zip(clients, rows, strict=True)])
     with torch.no_grad():
-        lanes = Lanes.of(cohort, sim.theta, clients, sim.round)
-        draws = predict(lanes, personalise(lanes, sim.kept_for(clients)), rows)
+        lanes = Lanes.after_round(cohort, sim.theta, clients, sim.round)
+        draws = predict(lanes, personalize(lanes, sim.kept_for(clients)), rows)
     return auroc(Prediction.of(draws).entropy, is_outside)
 
 
@@ -345,7 +345,7 @@ def changes(sim: Simulation) -> Tensor:
     cohort = sim.cohort.using(FedABML(personal_lr=sim.cohort.algorithm.lr, **words))
     clients = list(range(cohort.fed.clients))
     with torch.no_grad():
-        return personalise(Lanes.of(cohort, {"mean": sim.theta["mean"]}, clients), {}).mean.var(0)
+        return personalize(Lanes.after_round(cohort, {"mean": sim.theta["mean"]}, clients), {}).mean.var(0)
 
 
 def best(lines: Sequence[dict[str, Any]]) -> dict[str, tuple[float, float, int]]:

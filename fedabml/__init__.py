@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from .evaluation.structured import MultiPrediction
     from .experiments.functions import compare, reproduce, tune
     from .likelihoods import Bernoulli, Categorical, GaussianNoise, StepCategorical
+    from .runs.compare_at_site import SiteReport, compare_at_site
     from .runs.posterior import Posterior, TablePrediction
     from .runs.prepare import prepare
     from .runs.prior import Prior, load_posterior, load_prior
-    from .runs.site import SiteReport, compare_at_site
     from .runs.train import Run, train
     from .vectors import replace_batchnorm
 
@@ -39,7 +39,7 @@ _HOMES = {
     "runs.prepare": ("prepare",),
     "runs.posterior": ("Posterior", "TablePrediction"),
     "runs.prior": ("Prior", "load_posterior", "load_prior"),
-    "runs.site": ("SiteReport", "compare_at_site"),
+    "runs.compare_at_site": ("SiteReport", "compare_at_site"),
     "runs.train": ("Run", "train"),
     "vectors": ("replace_batchnorm",),
 }

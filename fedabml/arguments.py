@@ -27,7 +27,7 @@ from .errors import InputError, quoted
 
 P = ParamSpec("P")
 R = TypeVar("R")
-MOST = 2**63 - 1  # the largest integer of torch and numpy
+MAX_INTEGER = 2**63 - 1  # the largest integer of torch and numpy
 
 _MADE_BY = {
     "Algorithm": "an object such as fedabml.FedABML(lr=0.03)",
@@ -53,7 +53,7 @@ def flag_value(words: Sequence[str]) -> str:
 def checked_integer(value: object, name: str, least: int = 1) -> int:
     """Return `value` as a whole number of at least `least` that fits 64 bits. Raises InputError for anything else."""
     number = _index(value)
-    if number is None or not least <= number <= MOST:
+    if number is None or not least <= number <= MAX_INTEGER:
         raise InputError(f"{name} must be a whole number, {least} or more, not {quoted(value)}.")
     return number
 
@@ -131,7 +131,7 @@ def _index(value: Any) -> int | None:
 def is_whole(value: Any) -> bool:
     """Return whether a value is a whole number that fits 64 bits."""
     number = _index(value)
-    return number is not None and abs(number) <= MOST
+    return number is not None and abs(number) <= MAX_INTEGER
 
 
 def is_number(value: Any) -> bool:

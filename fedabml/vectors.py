@@ -28,7 +28,7 @@ from .errors import InputError, shortened
 from .models.bodies import copies, hold
 from .models.dropout import KeyedDropout
 from .models.features import LayerOutputs, Observer
-from .models.outputs import Place, select_output
+from .models.outputs import OutputKey, select_output
 
 
 def derived(function: Callable[[Any], Tensor], at: Any) -> tuple[Any, Tensor]:
@@ -121,7 +121,7 @@ class Network:
     Raises InputError for a module with BatchNorm, lazy layers, TorchScript, no trainable parameter or NaN weights.
     """
 
-    def __init__(self, module: nn.Module, tail: int = 0, output: Place | None = None, pad: int | None = None):
+    def __init__(self, module: nn.Module, tail: int = 0, output: OutputKey | None = None, pad: int | None = None):
         _check_module(module)
         self.module = copy.deepcopy(module).eval()
         named = {n: p for n, p in self.module.named_parameters() if p.requires_grad}

@@ -23,7 +23,7 @@ from fedabml.algorithms import REGISTRY, Algorithm, Entry
 from fedabml.algorithms.base import Phase
 from fedabml.cli import app
 from fedabml.runs.config import RunConfig, names, parse_set, without_commands
-from fedabml.runs.summary import SCORES
+from fedabml.runs.summary import SUMMARY_KEYS
 from tests.algorithms import test_protocol as protocol
 from tests.tiers import nightly_but
 
@@ -328,7 +328,7 @@ def test_a_page_names_no_hyperparameter_that_does_not_exist(page):
     fields = [field for kind in kinds for field in dataclasses.fields(kind)]
     known = {field.name for field in fields} | {word for field in fields for word in field.metadata["choices"]}
     known |= {*REGISTRY, *names("model"), *(f.name for f in dataclasses.fields(RunConfig)), "auto"}
-    known |= {word for words in SCORES.values() for word in words}
+    known |= {word for words in SUMMARY_KEYS.values() for word in words}
     for code in re.findall(r"`([^`]+)`", prose(page)):
         word = re.fullmatch(r"([a-z][a-z0-9_-]*)( ?= ?.*)?", code)
         assert word is None or word[1] in known, code

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.cli.command import MOST, run
+from tests.cli.command import MAX_WAIT, run
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
@@ -75,10 +75,10 @@ def test_the_commands_lead_to_a_served_prediction(folder):
 
 def answered(server, url, body, headers):
     """The service's answer, as soon as it listens."""
-    for _ in range(10 * MOST):
+    for _ in range(10 * MAX_WAIT):
         assert server.poll() is None
         try:
-            reply = httpx.post(url, content=body, headers=headers, timeout=MOST)
+            reply = httpx.post(url, content=body, headers=headers, timeout=MAX_WAIT)
         except httpx.ConnectError:
             time.sleep(0.1)
             continue

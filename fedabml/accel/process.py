@@ -103,17 +103,17 @@ def _return_to(device: int) -> None:
 
 
 # -- products ---------------------------------------------------------------------------------------------------------
-def set_products(device: torch.device, network: torch.dtype, reduced: bool) -> None:
+def set_products(device: torch.device, network: torch.dtype, allow_tf32: bool) -> None:
     """Choose how libraries multiply for a network that computes in a type, from now on and in the whole process.
 
-    On a GPU float32 products are rounded to TF32 only if `reduced`, sums of bfloat16 products stay in float32, and
+    On a GPU float32 products are rounded to TF32 only if `allow_tf32`, sums of bfloat16 products stay in float32, and
     cuDNN chooses repeatable algorithms. On ARM torch's own products replace oneDNN's, which take 1.3 to 5 times as long
     for clients' small matrices (a Neoverse N1); bfloat16 keeps oneDNN where the processor has products
     of that type. A user who has switched oneDNN off is left alone.
     """
     if device.type == "cuda":  # these decide results, so `FEDABML_PLAIN` does not leave them out
         torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = reduced
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allow_tf32
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     elif enabled("process") and uses_arm_library():
         _set_onednn(network == torch.bfloat16 and multiplies_bfloat16())

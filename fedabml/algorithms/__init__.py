@@ -98,7 +98,7 @@ def remake(name: str, hyper: dict[str, Any]) -> Algorithm:
     return make(name, **(make(name, **hyper).neutral_values() | hyper))
 
 
-def named(name: str | type[Algorithm]) -> str:
+def register_user_algorithm(name: str | type[Algorithm]) -> str:
     """Return the name in `REGISTRY` of an algorithm; `mine.py:FedDyn`, or a class, is registered under its own name.
 
     Only a name that a person gave may be passed, because the file is executed. Raises InputError if it has no such

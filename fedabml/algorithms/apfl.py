@@ -54,7 +54,7 @@ class APFL(Algorithm):
     def personal_step(
         self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss
     ) -> Stepped:
-        personal, value = self._mixture_step(carry, batches[0], key, loss, self.own_lr)
+        personal, value = self._mixture_step(carry, batches[0], key, loss, self.effective_personal_lr)
         return carry | personal, value
 
     def _mixture_step(self, carry: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> Stepped:

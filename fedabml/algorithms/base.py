@@ -238,7 +238,7 @@ class Algorithm:
         self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss
     ) -> Stepped:
         """Take one step of personalising, at the personal step size."""
-        return self.descend(carry, shared, batches[0], site, key, loss, self.own_lr)
+        return self.descend(carry, shared, batches[0], site, key, loss, self.effective_personal_lr)
 
     def own_model(self, carry: State) -> Distribution:
         """Return the client's distribution over weights."""
@@ -250,7 +250,7 @@ class Algorithm:
         return max(self.lr_decay ** (round - 1), 1e-4)
 
     @property
-    def own_lr(self) -> float:
+    def effective_personal_lr(self) -> float:
         """The personal step size."""
         return self.lr if self.personal_lr is None else self.personal_lr
 

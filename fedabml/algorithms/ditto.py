@@ -44,7 +44,7 @@ class Ditto(Algorithm):
     def personal_step(
         self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss
     ) -> Stepped:
-        return self._proximal_sgd(carry, shared, batches[0], key, loss, self.own_lr)
+        return self._proximal_sgd(carry, shared, batches[0], key, loss, self.effective_personal_lr)
 
     def _proximal_sgd(self, carry: State, shared: State, batch: Batch, key: Tensor, loss: Loss, lr: float) -> Stepped:
         personal = group(carry, "own")

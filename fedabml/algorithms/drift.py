@@ -32,7 +32,7 @@ from .hyper import hyper
 
 
 @dataclass(frozen=True, repr=False)
-class Steered(Amortised):
+class DriftCorrected(Amortised):
     """Training whose φ-steps may be corrected for drift; the server and its clients hold the c of the correction."""
 
     drift: str = hyper(

@@ -32,13 +32,13 @@ from ..errors import InputError
 from ..files.sealed import group, prefixed
 from ..gaussian import Gaussian, moments
 from .base import LABEL_PRIORS, SERVER_MOMENTUM, Batches, Loss, Site, State, Stepped
-from .drift import Steered
+from .drift import DriftCorrected
 from .hyper import AVERAGES, PERSONAL_LRS, SERVER_LR, SERVER_MOMENTA, hyper
 from .steps import euclidean_prior, natural_prior
 
 
 @dataclass(frozen=True, repr=False)
-class FedABML(Steered):
+class FedABML(DriftCorrected):
     """FedABML, with a hyperparameter for every choice of its steps."""
 
     prior_step: str = hyper("natural", "the θ-step", choices=("natural", "euclidean", "amortised"))
@@ -142,7 +142,7 @@ class FedABML(Steered):
         return {**phi, **wide, **self.zero_momentum(shared["mean"])}
 
     @property
-    def own_lr(self) -> float:
+    def effective_personal_lr(self) -> float:
         # With the label level θ is already good for a client; steps at the training rate would undo that.
         default = 0.01 if self.label_prior == "none" else 0.003
         return default if self.personal_lr is None else self.personal_lr

@@ -38,4 +38,4 @@ class FedRep(Headed):
     def personal_step(
         self, carry: State, shared: State, batches: Batches, site: Site, key: Tensor, loss: Loss
     ) -> Stepped:
-        return self.part_step("head", carry, batches[0], key, loss, self.own_lr)
+        return self.part_step("head", carry, batches[0], key, loss, self.effective_personal_lr)

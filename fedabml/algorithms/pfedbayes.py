@@ -47,7 +47,8 @@ class PFedBayes(FedABML):
     drift: str = hyper("none", "no effect: q_i lasts between rounds", choices=("none",), neutral="none")
 
     keeps = Algorithm.keeps
-    own_lr = Algorithm.own_lr  # FedABML's is smaller, because its θ is already good for a client
+    # FedABML's is smaller, because its θ is already good for a client.
+    effective_personal_lr = Algorithm.effective_personal_lr
 
     def keep(self, params: Tensor, shared: State, site: Site, key: Tensor) -> State:
         if self.newcomer == "server":

@@ -36,7 +36,7 @@ class PFedMe(Algorithm):
         return self.lr if self.inner_lr is None else self.inner_lr
 
     @property
-    def own_lr(self) -> float:
+    def effective_personal_lr(self) -> float:
         return self.inner if self.personal_lr is None else self.personal_lr
 
     def begin(self, shared: State, kept: State, site: Site, key: Tensor) -> State:

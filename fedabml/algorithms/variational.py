@@ -51,7 +51,7 @@ class Variational(Algorithm):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        rates = (self.lr, self.own_lr) if self.lr_std is None else (self.lr_std,)
+        rates = (self.lr, self.effective_personal_lr) if self.lr_std is None else (self.lr_std,)
         if self.posterior_std == "natural" and (self.lam == 0 or max(rates) > 1):
             raise InputError(
                 f"{type(self).__name__}: posterior_std natural is a rate of the exact curvature: it needs lam > 0 and "

@@ -25,7 +25,7 @@ from .. import accel
 from ..accel.machine import hardware
 from ..algorithms import Algorithm, FedABML, FedAvg
 from ..data import Federation
-from ..engine.autotune import dtype_of
+from ..engine.autotune import set_precision
 from ..engine.rounds import Simulation, run_rounds
 from ..errors import TrainingError
 from ..runs.prepare import Setup, prepare
@@ -182,7 +182,7 @@ class Terms(NamedTuple):
 
     def engine(self, setup: Setup) -> Runner:
         """Return our side, under the settings of its type."""
-        return Runner(partial(Engine, setup), partial(dtype_of, self.dtype, self.device))
+        return Runner(partial(Engine, setup), partial(set_precision, self.dtype, self.device))
 
     def race(self, runners: Mapping[str, Runner]) -> dict[str, Times]:
         """Time the sides that `runners` make, by name."""
@@ -216,7 +216,7 @@ def race_loop(terms: Terms, algorithm: Algorithm) -> dict[str, Any]:
     theirs = terms.setup(algorithm, dtype=exact) if half else ours
 
     def settings_of_loop() -> None:
-        dtype_of(exact, terms.device)
+        set_precision(exact, terms.device)
         if terms.device.type == "cuda":  # cuDNN may choose what is fastest, repeatable or not
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = False, True
 
@@ -266,7 +266,7 @@ def race_setups(
 
     `bases` names for a side the one that its time is divided by; `cpu` has the same ratios of processor time.
     """
-    arrange_side = arrange or (lambda name: dtype_of(terms.dtype, terms.device))
+    arrange_side = arrange or (lambda name: set_precision(terms.dtype, terms.device))
     times = terms.race({n: Runner(partial(Engine, setup), partial(arrange_side, n)) for n, setup in setups.items()})
     cpu = {name: statistics.median(t.cpu) for name, t in times.items()}
     return terms.record(setups[next(iter(bases))], times) | {
@@ -349,7 +349,7 @@ def ceilings(device: torch.device, dtypes: tuple[str, ...] = ("float32",)) -> di
     random = torch.Generator(device).manual_seed(0)
     for dtype in dtypes:
         exact = torch.float64 if dtype == "float64" else torch.float32
-        dtype_of("float32" if dtype in HALF else dtype, device)
+        set_precision("float32" if dtype in HALF else dtype, device)
         operands = (torch.randn(side, side, device=device, generator=random) for _ in range(2))
         a, b = (t.to(torch.bfloat16 if dtype in HALF else exact) for t in operands)
         rates[dtype] = rate(2 * side**3, partial(torch.mm, a, b))

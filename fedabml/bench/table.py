@@ -15,7 +15,7 @@ Record = Mapping[str, Any]
 Column = tuple[str, Callable[[Record], str]]
 
 
-class Table(NamedTuple):
+class MarkdownTable(NamedTuple):
     """Holds a title, headings, and rows of text."""
 
     title: str
@@ -23,10 +23,10 @@ class Table(NamedTuple):
     rows: Sequence[tuple[str, ...]]
 
     @staticmethod
-    def of(title: str, columns: Sequence[Column], records: Sequence[Record]) -> Table:
+    def of(title: str, columns: Sequence[Column], records: Sequence[Record]) -> MarkdownTable:
         """Return a table with a row for every record."""
         rows = [tuple(cell(record) for _, cell in columns) for record in records]
-        return Table(title, tuple(heading for heading, _ in columns), rows)
+        return MarkdownTable(title, tuple(heading for heading, _ in columns), rows)
 
     def markdown(self) -> str:
         """Return the table as a section of a Markdown page."""
@@ -92,22 +92,22 @@ GRAPHS = (
 )
 
 
-def brief(records: Sequence[Record]) -> Table:
+def brief(records: Sequence[Record]) -> MarkdownTable:
     """Return ours beside the eager loop, for a terminal."""
-    return Table.of("Against the eager loop", BRIEF, records)
+    return MarkdownTable.of("Against the eager loop", BRIEF, records)
 
 
-def without(records: Sequence[Record]) -> Table:
+def without(records: Sequence[Record]) -> MarkdownTable:
     """Return how many times as long a round takes without an accelerator, in wall-clock and in processor time."""
     parts = list(dict.fromkeys(part for r in records for part in r["ratio"]))
 
     def column(part: str) -> Column:
         return f"without {part} (processor)", lambda r: f"{times(r['ratio'][part])} ({times(r['cpu'][part])})"
 
-    return Table.of("Without accelerators", (WORKLOAD, ALGORITHM, _warm("all"), *map(column, parts)), records)
+    return MarkdownTable.of("Without accelerators", (WORKLOAD, ALGORITHM, _warm("all"), *map(column, parts)), records)
 
 
-def tables(records: Sequence[Record]) -> list[Table]:
+def tables(records: Sequence[Record]) -> list[MarkdownTable]:
     """Return the tables of races against the loop, between steps, and of graphs, where there are records."""
     steps = [r for r in records if r.get("kind") == "step"]
     hyper = sorted({", ".join(f"{k}={v}" for k, v in r["hyper"].items()) for r in steps})
@@ -117,4 +117,4 @@ def tables(records: Sequence[Record]) -> list[Table]:
         "graphs": ("Steps in CUDA graphs, and launched one by one (both ours, batched)", GRAPHS),
     }
     of_kind = {kind: [r for r in records if r.get("kind") == kind and "error" not in r] for kind in kinds}
-    return [Table.of(*kinds[kind], chosen) for kind, chosen in of_kind.items() if chosen]
+    return [MarkdownTable.of(*kinds[kind], chosen) for kind, chosen in of_kind.items() if chosen]

@@ -44,10 +44,10 @@ def bench(
     from ..bench import table as tables
     from ..bench.measure import clear, machine
     from ..bench.workloads import workload
-    from ..engine.autotune import device_of, dtype_of
+    from ..engine.autotune import device_of, set_precision
 
     place = device_of(device)
-    dtype_of(dtype, place)
+    set_precision(dtype, place)
     suite = "quick" if quick else "short" if place.type == "cpu" else "gpu"
     works = [workload(name.strip(), suite) for name in models.split(",")]
     hardware = machine(place)

@@ -18,7 +18,7 @@ from .console import console, print_error, print_line, print_paragraph, table
 from .options import command, panels_without, run_options
 
 if TYPE_CHECKING:
-    from ..experiments.compare import Request
+    from ..experiments.compare import ComparisonRequest
     from ..experiments.ranking import Comparison
 
 SEEDS = 5  # where none are given; the help of --seeds names it
@@ -66,14 +66,14 @@ def compare(
         resume: Resume the comparison in --out, or add algorithms and seeds to it. Without --resume, a folder accepts
             only its own algorithms and seeds, and prints their table again.
     """
-    from ..experiments.compare import Request, configs
+    from ..experiments.compare import ComparisonRequest, configs
     from ..experiments.functions import compare as run
 
     options, saved = run_options(ctx), None
     wanted = None if algorithms is None else parse_algorithms(algorithms)
     out = out or options.folder("comparison")
     if resume:
-        saved = Request.read(out)
+        saved = ComparisonRequest.read(out)
         options.layers.insert(0, _layer(saved, out))
     if wanted is None and saved is None:
         raise InputError("Name the algorithms to compare: --algorithms all, or names such as fedabml,fedavg-ft,local.")
@@ -102,7 +102,7 @@ def resumable(out: Path, command: str, more: Sequence[str] = ()) -> Iterator[Non
         raise typer.Exit(130) from None
 
 
-def _layer(saved: Request, out: Path) -> dict[str, object]:
+def _layer(saved: ComparisonRequest, out: Path) -> dict[str, object]:
     """Return the options of a saved comparison, which the options given now override."""
     if any(label != config.algorithm for label, config in saved.rows.items()):
         raise InputError(f"The comparison in '{out}' has labels of its own: resume it from Python, where it began.")
@@ -111,9 +111,9 @@ def _layer(saved: Request, out: Path) -> dict[str, object]:
 
 def parse_algorithms(text: str) -> list[str]:
     """Return the algorithms that --algorithms names: all, or some; those in a user's file are imported."""
-    from ..algorithms import named
+    from ..algorithms import register_user_algorithm
 
-    words = [named(word) for word in split_words(text)]
+    words = [register_user_algorithm(word) for word in split_words(text)]
     if "all" in words and len(words) > 1:
         raise InputError(f"--algorithms is '{text}', but all already names every algorithm. Give all alone, or names.")
     return list(names("algorithm")) if words == ["all"] else words

@@ -44,7 +44,7 @@ def doctor(ctx: typer.Context, *, estimate: bool = True) -> None:
     table(("", ""), machine.versions(), title="Versions")
     rows, notes = machine.devices()
     table(("", ""), rows, title="Machine")
-    table(("", ""), machine.stored(plan.data_dir), title="Data")
+    table(("", ""), machine.dataset_lines(plan.data_dir), title="Data")
     for text in notes:
         note(text)
     present = {d["name"]: d["present"] for d in datasets(plan.data_dir)}
@@ -82,20 +82,25 @@ def scorings(plan: RunConfig, clients: int) -> float:
 def described(setup: Setup, guess: Estimate) -> list[tuple[str, str]]:
     """Return the rows of the table of an estimate."""
     gpu = " on the GPU" * (setup.cohort.device.type == "cuda")
-    around, waiting, short = (100 * v for v in (guess.around / max(guess.round, 1e-9), guess.padding, guess.short))
+    shares = guess.overhead / max(guess.round, 1e-9), guess.padding, guess.batch_padding
+    overhead, waiting, batch_padding = (100 * share for share in shares)
     scoring = f"{guess.personal:.3g} s to personalise every client once, {guess.predicting:.3g} s to predict and score"
     training = clock(setup.rounds * (guess.round + guess.saving))
     return [
         ("a step", f"{guess.step * 1e3:.3g} ms for the {guess.lanes} client(s) of a chunk"),
-        ("a round", f"{guess.round:.3g} s, {around:.2g} % of it around the steps"),
+        ("a round", f"{guess.round:.3g} s, {overhead:.2g} % of it around the steps"),
         ("saving", f"{guess.saving * 1e3:.3g} ms a round"),
         ("training", f"{training} for {setup.rounds} rounds, with saving"),
         *([("scoring", scoring)] if guess.scoring else []),
         ("in all", f"about {clock(guess.total)}, without the start (data, imports) and the report"),
-        ("padding", f"{waiting:.2g} % of steps wait for larger clients, {short:.2g} % of batches"),
-        ("a client", f"about {size(setup.lane)} while it trains"),
+        ("padding", f"{waiting:.2g} % of steps wait for larger clients, {batch_padding:.2g} % of batches"),
+        ("a client", f"about {size(setup.lane_bytes)} while it trains"),
         ("memory", f"about {size(guess.bytes)} for data and a chunk{gpu}; {size(guess.free)} free"),
-        ("process", f"about {size(guess.most)} of host memory in all, {size(guess.process)} before the first step"),
+        (
+            "process",
+            f"about {size(guess.peak_host_bytes)} of host memory in all, "
+            f"{size(guess.bytes_before)} before the first step",
+        ),
     ]
 
 
@@ -138,7 +143,7 @@ def plan_rows(setup: Setup) -> list[tuple[str, str]]:
         down, up = state_bytes(shared), state_bytes(no_update(cohort, shared))
     sampled = cohort_size(fed.clients, setup.participation)
     lanes = min(cohort.chunk, fed.clients)
-    chunk = size(setup.lane * min(lanes, sampled))
+    chunk = size(setup.lane_bytes * min(lanes, sampled))
     hyper = ", ".join(f"{name}={'none' if v is None else v}" for name, v in config["algorithm"]["hyper"].items())
     return [
         ("data", f"{fed.dataset}: {samples} samples of shape {tuple(fed.x.shape[1:])}, {fed.outcomes}"),

@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from ..errors import InputError, nearest
 from ..files.user_code import is_user_code
 from ..runs import presets
-from ..runs.config import RunConfig, as_typed, names, parse_set, read_toml, without_commands
+from ..runs.config import RunConfig, command_line_name, names, parse_set, read_toml, without_commands
 
 DATA, LEARNING, MACHINE = "Data and clients", "Learning", "Machine"
 
@@ -90,7 +90,7 @@ finished (FILE): A cells.jsonl of another folder or machine. The runs in it are 
 force: Replace existing files.
 model (NAME): Your own network, named again if the prior was trained with it: mine.py:Net, or a Hugging Face folder
     (by default that of the run, if a run's folder is given).
-preset (NAME): A predefined setting ({", ".join(presets.NAMES)}). --config and flags override it.
+preset (NAME): A predefined setting ({", ".join(presets.PRESET_NAMES)}). --config and flags override it.
 quiet: Print errors only: no progress, no table.
 set (NAME=VALUE): Set any key or hyperparameter, such as fedabml.lam=0.1. Repeatable.
 """)
@@ -194,7 +194,10 @@ def import_code(algorithm: str | None = None, model: str | None = None) -> dict[
     """Import an algorithm and a network that flags name, such as mine.py:Net; return the names that they then have."""
     from .. import algorithms, models
 
-    names = {"algorithm": algorithm and algorithms.named(algorithm), "model": model and models.named(model)}
+    names = {
+        "algorithm": algorithm and algorithms.register_user_algorithm(algorithm),
+        "model": model and models.register_user_network(model),
+    }
     return {flag: name for flag, name in names.items() if name}
 
 
@@ -223,7 +226,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
             raise InputError(f"'{path}': neither '{command}' nor a run has a key '{name}'.{nearest(name, keys)}")
     alike = set() if "clients" in flags else _ALIKE  # a command with the flags of a run reads those keys itself
     shared = {name: v for name, v in top.items() if name in flags and (name not in _FIELDS or name in alike)}
-    values = {name: _as_typed(path, flags[name], v) for name, v in {**shared, **table}.items()}
+    values = {name: _as_flag_text(path, flags[name], v) for name, v in {**shared, **table}.items()}
     for name in _CODE & values.keys():
         if is_user_code(str(values[name])):  # of a repeated flag a list
             raise InputError(
@@ -235,7 +238,7 @@ def _read_config(ctx: typer.Context, path: Path | None) -> Path | None:
     return path
 
 
-def _as_typed(path: Path, param: Any, value: Any) -> Any:
+def _as_flag_text(path: Path, param: Any, value: Any) -> Any:
     """Return a value as it would be typed after a flag, so that it is checked like one; a list is typed a,b,c."""
     if isinstance(value, Mapping):
         raise InputError(f"'{path}': '{param.name}' is a table, but {param.name} needs a value.")
@@ -253,7 +256,7 @@ Config = Annotated[
         help="TOML file with any of these keys, at its top level or in a table of this command. Flags override it.",
     ),
 ]
-Preset = Annotated[str | None, typer.Option(**_COMMON["preset"], autocompletion=completion(presets.NAMES))]
+Preset = Annotated[str | None, typer.Option(**_COMMON["preset"], autocompletion=completion(presets.PRESET_NAMES))]
 Set = Annotated[list[str] | None, typer.Option(**_COMMON["set"])]
 
 
@@ -279,7 +282,7 @@ class RunOptions(NamedTuple):
     @property
     def model_flags(self) -> list[str]:
         """The flag that names a network in the user's own file, as a command that goes on needs it again."""
-        model = as_typed(str(self.key("model") or ""))
+        model = command_line_name(str(self.key("model") or ""))
         return ["--model", model] if is_user_code(model) else []
 
     def folder(self, ending: str) -> Path:

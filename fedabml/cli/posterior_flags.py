@@ -58,14 +58,14 @@ def print_comparison(
 
     If it is None, enough rows must be held out, and the comparison must take seconds.
     """
-    from ..runs.site import LEAST_ROWS, compare_at_site, held_out_rows, is_quick
+    from ..runs.compare_at_site import LEAST_ROWS_TO_COMPARE, compare_at_site, held_out_rows, is_quick
 
     if compare is False or posterior.trust is None:
         return
-    if compare is None and (rows := posterior.trust.rows) < LEAST_ROWS:
+    if compare is None and (rows := posterior.trust.rows) < LEAST_ROWS_TO_COMPARE:
         print_paragraph(
             f"With {held_out_rows(rows)}, no comparison is shown unless --compare asks for it: with fewer than "
-            f"{LEAST_ROWS} it tells little."
+            f"{LEAST_ROWS_TO_COMPARE} it tells little."
         )
         return
     if compare is None and not is_quick(prior, len(data[0]), flags["validation"], flags["batch_size"]):

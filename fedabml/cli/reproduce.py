@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ..experiments.paper import Findings
 
 # As fedabml.experiments.paper has them; importing that takes torch.
-NAMES = ("toy", "table1", "table2", "uncertainty", "sensitivity", "bound", "remarks", "fewdata", "clients")
+EXPERIMENT_NAMES = ("toy", "table1", "table2", "uncertainty", "sensitivity", "bound", "remarks", "fewdata", "clients")
 
 
-@command(experiment=NAMES, protocol=("paper", "tuned"))
+@command(experiment=EXPERIMENT_NAMES, protocol=("paper", "tuned"))
 def reproduce(
     experiment: str,
     *,

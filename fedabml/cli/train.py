@@ -21,12 +21,12 @@ from .options import PANELS, RunOptions, command, run_flags, run_options
 
 if TYPE_CHECKING:
     from ..evaluation.measures import Measure
-    from ..report.page import Cell
+    from ..report.page import TableCell
     from ..runs.train import Run
 
 # Keys that may change when a run is resumed: its length, its scoring, and where its data are (their hash is checked).
 SCORING = ("evaluate", "eval_every", "eval_clients", "eval_all", "split")
-FREE = {"rounds", "specificity", "data", "data_dir", "pretrained", *SCORING}
+MAY_CHANGE = {"rounds", "specificity", "data", "data_dir", "pretrained", *SCORING}
 
 STOPPED = "stopped"  # the processes of a run report this event once
 
@@ -94,7 +94,7 @@ def reopened(out: Path, options: RunOptions) -> RunConfig:
 
     saved, _ = saved_config(out)
     now = RunConfig.of(saved.to_dict(everything=True), *options.layers, overrides=options.overrides)
-    free = FREE | {f"{saved.algorithm}.{name}" for name in PERSONAL}
+    free = MAY_CHANGE | {f"{saved.algorithm}.{name}" for name in PERSONAL}
     differ = {name: pair for name, pair in saved.differences(now).items() if name not in free}
     if differ:
         raise InputError(
@@ -209,5 +209,5 @@ def _format(measure: Measure, value: float | None) -> str:
     return number(value)
 
 
-def _text(head: list[str], rows: list[list[Cell]]) -> tuple[list[str], list[list[str]]]:
+def _text(head: list[str], rows: list[list[TableCell]]) -> tuple[list[str], list[list[str]]]:
     return head, [[cell.text for cell in row] for row in rows]

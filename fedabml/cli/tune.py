@@ -14,7 +14,7 @@ from ..arguments import split_words
 from ..errors import InputError
 from ..evaluation.measures import TUNED
 from ..files.user_code import is_user_code
-from ..runs.config import as_typed, names
+from ..runs.config import command_line_name, names
 from .compare import parse_algorithms, resumable
 from .console import note, number, print_line, table
 from .options import command, panels_without, run_options
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..experiments.tune import Tuned
 
 SHARE, TRIALS, SEEDS, BATCH = 0.2, 16, (100,), 8  # the defaults, which the help names
-SHOWN = 5  # trials of an algorithm in its table
+SHOWN_TRIALS = 5  # trials of an algorithm in its table
 
 
 @command(
@@ -148,7 +148,7 @@ def show(tuned: Tuned, out: Path, more: Sequence[str] = ()) -> None:
         title += (f", {diverged} diverged" if diverged else "") + (f", {len(refused)} refused" if refused else "")
         rows = [
             (str(trial.number), *map(number, (trial.value, trial.nll)[: len(measures)]), settings(trial))
-            for trial in tuned.best(name, SHOWN)
+            for trial in tuned.best(name, SHOWN_TRIALS)
         ]
         if tuned.base[0] is not None:
             base = map(number, tuned.base[: len(measures)])
@@ -167,7 +167,7 @@ def show(tuned: Tuned, out: Path, more: Sequence[str] = ()) -> None:
             "--config",
             str(tuned.file),
             "--algorithms",
-            ",".join(map(as_typed, chosen)),
+            ",".join(map(command_line_name, chosen)),
             *more,
             "--out",
             str(after),

@@ -236,7 +236,7 @@ def posterior_lines(posterior: Posterior) -> list[str]:
     """Return what was found on the validation rows, and what alarms look at, a line each."""
     from ..data.arrays import STRUCTURED
     from ..evaluation.measures import positive_class
-    from ..runs.outputs import class_names
+    from ..runs.prediction_columns import class_names
 
     spec = posterior.input_spec
     positive = positive_class({"class_names": class_names(spec)})
@@ -422,7 +422,7 @@ def predict(
     from ..files.sheets import csv_text
     from ..report import save
     from ..report.predictions_page import render_predictions
-    from ..runs.outputs import as_text, output_columns, with_ids
+    from ..runs.prediction_columns import as_text, output_columns, with_ids
     from ..runs.prior import load_posterior
 
     _check_apart(out, data, posterior)

@@ -14,7 +14,7 @@ TASKS = ("classification", "regression", "multilabel", "sequence")
 STRUCTURED = ("multilabel", "sequence")  # tasks with several whole numbers per sample; −1 is not known
 SPLITS = ("train", "val", "test")
 SPLIT_WORDS = {"train": "training", "val": "validation", "test": "test"}
-COARSE = 1e-3  # share of a column's deviation by which float32 may round its values
+MAX_ROUNDING = 1e-3  # share of a column's deviation by which float32 may round its values
 FEW_CLASSES = 20  # whole numbers of a float type with at most this many values may be classes
 
 Pair = tuple[Any, Any]
@@ -213,7 +213,7 @@ def _refuse_mixed_targets(parts: Sequence[Part]) -> None:
 
 
 def check_rounding(parts: Sequence[tuple[str, np.ndarray, np.ndarray]], noun: str) -> None:
-    """Refuse a column that float32 rounds by more than `COARSE` of its deviation over all parts.
+    """Refuse a column that float32 rounds by more than `MAX_ROUNDING` of its deviation over all parts.
 
     A part is its name in errors, its values [n, ...] as they were given, and the same as float32.
     """
@@ -235,7 +235,7 @@ def check_rounding(parts: Sequence[tuple[str, np.ndarray, np.ndarray]], noun: st
                 values -= origin
                 count, total, squares = count + len(values), total + values.sum(0), squares + (values**2).sum(0)
         deviation = np.sqrt(np.maximum(squares / count - (total / count) ** 2, 0))
-        coarse = (lost > COARSE * deviation) & np.isfinite(lost) & (deviation > 1e-12 * np.abs(origin))
+        coarse = (lost > MAX_ROUNDING * deviation) & np.isfinite(lost) & (deviation > 1e-12 * np.abs(origin))
     if coarse.any():
         column = int(np.argmax(coarse))
         raise InputError(

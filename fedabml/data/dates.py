@@ -27,7 +27,7 @@ ISO = r"^(\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?)?)\s*(Z|[+-
 _EIGHT_DIGITS = r"^(\d{4})(\d{2})(\d{2})$"
 _SIGNS = str.maketrans("-", "+")
 _KINDS = {"": "times without a zone", "+": "times with an offset (+02:00)", "Z": "times in UTC (Z)"}
-NAMES = {
+PART_NAMES = {
     "month": (
         *("January", "February", "March", "April", "May", "June"),
         *("July", "August", "September", "October", "November", "December"),
@@ -35,7 +35,7 @@ NAMES = {
     "weekday": ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"),
     "hour": tuple(str(hour) for hour in range(24)),
 }
-CIRCLES = {part: len(names) for part, names in NAMES.items()}
+CIRCLES = {part: len(names) for part, names in PART_NAMES.items()}
 
 
 def parse_dates(column: pd.Series, name: str, utc: bool = False) -> np.ndarray:
@@ -136,7 +136,7 @@ def usual_values(name: str, values: np.ndarray, times: bool) -> dict[str, np.nda
     parts = clock(values)
 
     def words(part: str) -> np.ndarray:
-        return np.array([None if number != number else NAMES[part][int(number)] for number in parts[part]], object)
+        return np.array([None if number != number else PART_NAMES[part][int(number)] for number in parts[part]], object)
 
     return {
         column: parts["year"] if column == f"{name} year" else words(column[len(name) + 1 :])

@@ -23,7 +23,7 @@ from .rows import TABLE, Rows, check_share, take_newest, take_share
 if TYPE_CHECKING:
     import pandas as pd
 
-LEAST_ROWS = 20  # fewer rows do not show that a column is one of identifiers
+LEAST_ROWS_OF_IDENTIFIERS = 20  # fewer rows do not show that a column is one of identifiers
 DIFFERENT, LONG = 0.98, 6  # share of an identifier's values that differ; usual digits of one that does not run on
 
 
@@ -226,12 +226,12 @@ def identifiers(columns: Columns, owners: Rows, names: Iterable[str]) -> list[st
     """
     index, owner = owners.index, owners.owner
     identifying = []
-    for name in names if len(index) >= LEAST_ROWS else ():
+    for name in names if len(index) >= LEAST_ROWS_OF_IDENTIFIERS else ():
         if not columns.is_numeric(name):
             words = columns.words(name)
             codes = words.codes[index]
             codes = codes[codes != words.values.index("")] if "" in words.values else codes
-            if len(codes) >= LEAST_ROWS and len(np.unique(codes)) >= DIFFERENT * len(codes):
+            if len(codes) >= LEAST_ROWS_OF_IDENTIFIERS and len(np.unique(codes)) >= DIFFERENT * len(codes):
                 identifying.append(name)
             continue
         values = columns.numbers(name)[index]
@@ -254,7 +254,7 @@ def _runs_on(values: np.ndarray, group: np.ndarray) -> bool:
     order = np.lexsort((values, group))
     same = group[order][1:] == group[order][:-1]
     steps = np.diff(values[order])[same]
-    if len(steps) < LEAST_ROWS // 2 or (steps == 0).mean() > 1 - DIFFERENT:
+    if len(steps) < LEAST_ROWS_OF_IDENTIFIERS // 2 or (steps == 0).mean() > 1 - DIFFERENT:
         return False
     running = np.median(steps) == 1 and (steps <= 2).mean() > 0.9
     rising = (np.diff(values[np.argsort(group, kind="stable")])[same] > 0).mean() > DIFFERENT

@@ -41,7 +41,7 @@ def once(path: str | os.PathLike[str], options: Hashable, read: Callable[[], T])
     """
     if not _OPEN:
         return read()
-    key = (os.path.realpath(path), options, _fingerprint(Path(path)))
+    key = (os.path.realpath(path), options, _file_stamp(Path(path)))
     content = _CACHE.pop(key) if key in _CACHE else read()
     if _OPEN:
         _CACHE[key] = content
@@ -52,7 +52,7 @@ def once(path: str | os.PathLike[str], options: Hashable, read: Callable[[], T])
     return content
 
 
-def _fingerprint(path: Path) -> Hashable:
+def _file_stamp(path: Path) -> Hashable:
     """Return name, inode, size and times of a file, or of the clients' files in a folder; None if it is unreadable."""
     try:
         files = (sorted(path.glob("*.npz")) or sorted(path.rglob("*.*"))) if path.is_dir() else [path]

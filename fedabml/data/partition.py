@@ -20,7 +20,7 @@ from .federation import Federation
 from .rows import BY_CLASS, DIRICHLET, DIRICHLET_CLASSES, IID, Rows, generator, shuffled
 from .sources import Dataset
 
-KINDS = ("classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
+PARTITION_KINDS = ("classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
 REDRAWS = 1000
 
 Groups = Sequence[Any] | np.ndarray
@@ -137,7 +137,7 @@ def federate(
     drop_small: bool = False,
     seed: int = 0,
 ) -> Federation:
-    """Divide a dataset among clients. `partition` is one of `KINDS`.
+    """Divide a dataset among clients. `partition` is one of `PARTITION_KINDS`.
 
     - classes: at most `classes_per_client` classes each; with `distinct`, never the same class twice.
     - dirichlet, short for dirichlet-classes: the usual draw with `alpha`; every client has `min_samples` or more.
@@ -172,7 +172,7 @@ def federate(
             )
         train, test, names = natural(*owners)
     else:
-        raise InputError(f"There is no partition called '{partition}'.{nearest(partition, KINDS)}")
+        raise InputError(f"There is no partition called '{partition}'.{nearest(partition, PARTITION_KINDS)}")
     names = names or [f"client-{i}" for i in range(len(train))]
     kept = large_enough(train.counts.tolist(), names, drop_small)
     rows = [train, Rows.empty(len(train)), Rows(test.index + len(y_train), test.offsets)]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MOST_CLIENTS = 1000  # that are summarised one by one
 QUANTILES = (0.05, 0.5, 0.95)
-KINDS = ("numbers", "whole numbers", "words", "dates", "unclear")
+COLUMN_KINDS = ("numbers", "whole numbers", "words", "dates", "unclear")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ColumnProfile:
 
     name: str
     use: str  # feature, client, target, ID, date, left out, split
-    kind: str  # one of `KINDS`
+    kind: str  # one of `COLUMN_KINDS`
     total: Summary
     clients: tuple[Summary, ...]
     problem: str = ""

@@ -171,7 +171,7 @@ def _as_texts(values: np.ndarray) -> list[str | None]:
 
 
 @dataclass(frozen=True)
-class Limits:
+class RangeLimits:
     """The novelty beyond which a value of a column, or a gap in it, raises an alarm."""
 
     usual: float  # of every column that `values` or `gaps` do not name; beyond it a value is unusual
@@ -187,7 +187,7 @@ class Limits:
         return {"values": dict(self.values), "gaps": dict(self.gaps)}
 
     @classmethod
-    def from_json(cls, usual: float, content: Any) -> Limits:
+    def from_json(cls, usual: float, content: Any) -> RangeLimits:
         """Return what `to_json` wrote. Raises ValueError for limits that are no finite numbers."""
         parts = [{str(name): float(limit) for name, limit in content[key].items()} for key in ("values", "gaps")]
         if not all(math.isfinite(limit) for part in parts for limit in part.values()):
@@ -239,7 +239,7 @@ class Ranges:
             novelty[fold == number] = Ranges.fit(others).novelty(own)
         return max(self.threshold(), float(np.quantile(novelty, 1 - FALSE_ALARMS, method="higher")))
 
-    def limits(self, columns: Mapping[str, np.ndarray], false_alarms: float = FALSE_ALARMS) -> Limits:
+    def limits(self, columns: Mapping[str, np.ndarray], false_alarms: float = FALSE_ALARMS) -> RangeLimits:
         """Return the limits that at most a share `false_alarms` of rows like these exceeds, in any column.
 
         Every limit is `threshold()` at first. While too many rows exceed one, the limit that the most rows exceed rises
@@ -263,7 +263,7 @@ class Ranges:
                     limits.append((name, is_gap))
                     exceeded.append((found, novelty[found], len(found) - np.searchsorted(ordered, novelty[found])))
         if not limits:
-            return Limits(usual)
+            return RangeLimits(usual)
         row, novelty, left = (np.concatenate(parts) for parts in zip(*exceeded, strict=True))
         limit = np.repeat(np.arange(len(limits)), [len(found) for found, _, _ in exceeded])
         # The rows left beyond a limit only fall, so sorting by them gives the order in which limits rise.
@@ -275,7 +275,7 @@ class Ranges:
         for number, (name, is_gap) in enumerate(limits):
             if len(risen := novelty[rises[limit[rises] == number]]):
                 raised[is_gap][name] = float(risen.max())
-        return Limits(usual, *raised)
+        return RangeLimits(usual, *raised)
 
     def held_by_few(self, columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return by column which values [n] are words that fewer than `LEAST` rows hold."""

@@ -7,7 +7,7 @@ graph, compiled) → `client` (one client's round, for many at once) → the alg
     policy        thresholds, in one frozen object
     backends      BACKENDS: one batched program, or client by client
     lanes         Lanes: clients side by side in a batch
-    client        client_round, personalise, predict: functions over lanes
+    client        client_round, personalize, predict: functions over lanes
     server        draw_clients, client_weights, weighted_sum, server_step: pure functions of a ServerState
     rounds        Simulation: one round of one run or of several side by side
     checkpoint    the state between two rounds · client_states: what clients keep
@@ -36,7 +36,7 @@ from ..accel import import_on_use
 
 _SERVER = ("ServerState", "client_weights", "draw_clients", "initial_state", "server_step", "theta", "weighted_sum")
 _HOMES = {
-    "client": ("ClientResult", "client_round", "initial_kept", "personalise", "predict"),
+    "client": ("ClientResult", "client_round", "initial_kept", "personalize", "predict"),
     "lanes": ("Lanes",),
     "rounds": ("Simulation",),
     "server": _SERVER,

@@ -62,10 +62,10 @@ DTYPES = {
     "bf16": Arithmetic(torch.float32, torch.bfloat16),
     "float64": Arithmetic(torch.float64, torch.float64),
 }
-COARSE = ("tf32", "bf16")  # of them, those with products of few digits
+REDUCED_PRECISION = ("tf32", "bf16")  # of them, those with products of few digits
 
 
-def dtype_of(name: str, device: torch.device) -> Arithmetic:
+def set_precision(name: str, device: torch.device) -> Arithmetic:
     """Return the types of numbers for a precision, and set how libraries multiply, in the whole process.
 
     float32 and float64 are computed without TF32, so that a GPU's results agree with a CPU's. `tf32` allows the faster,
@@ -77,7 +77,7 @@ def dtype_of(name: str, device: torch.device) -> Arithmetic:
         raise InputError(f"There is no dtype '{name}'.{nearest(name, DTYPES)}")
     if device.type == "cuda":
         triton_usable()  # a trial, which inside of torch.func's transforms would fail
-    set_products(device, DTYPES[name].network, name in COARSE)
+    set_products(device, DTYPES[name].network, name in REDUCED_PRECISION)
     return DTYPES[name]
 
 
@@ -85,7 +85,7 @@ LANES, ROWS = 8, 32  # the trial by which a backend is chosen
 SLOW = 0.2  # seconds of one client of it, from which it is cut: choosing must not take longer than training
 
 
-class Way(NamedTuple):
+class Execution(NamedTuple):
     """How clients run: in one batched program or one by one, and in how many threads."""
 
     backend: str
@@ -93,7 +93,7 @@ class Way(NamedTuple):
     channels_last: bool = False  # how images lie in memory
 
 
-def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> tuple[Way, str]:
+def choose_backend(name: str, network: Network, x: Tensor, device: torch.device) -> tuple[Execution, str]:
     """Return how clients run and, where `auto` could not choose freely, a note that says why.
 
     On a GPU `auto` is one batched program. On a CPU it is the faster way, which is measured once by a gradient of a few
@@ -107,7 +107,7 @@ def backend_of(name: str, network: Network, x: Tensor, device: torch.device) -> 
     if note:
         name = UNBATCHED
     if device.type == "cuda":
-        return Way(next(iter(BACKENDS)) if name == "auto" else name, 1), note
+        return Execution(next(iter(BACKENDS)) if name == "auto" else name, 1), note
     return _fastest(_Trial(network, x), tuple(BACKENDS) if name == "auto" else (name,)), note
 
 
@@ -179,7 +179,7 @@ class _Trial:
         if timeit(lambda: self.gradients(self.network, UNBATCHED, 1), number=1) > SLOW:
             self.x, self.lanes, self.times = self.x[: ROWS // 4], LANES // 2, 1
 
-    def seconds(self, way: Way) -> float:
+    def seconds(self, way: Execution) -> float:
         """Return what a client takes, at best; infinity where the module cannot take images that lie so."""
         network = self.network
         if way.channels_last:
@@ -210,13 +210,13 @@ class _Trial:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _fastest(trial: _Trial, backends: tuple[str, ...]) -> Way:
+def _fastest(trial: _Trial, backends: tuple[str, ...]) -> Execution:
     """Return the way that was fastest when it was first measured. Ties go to the batched program, and to threads.
 
     Threads that do not wait for each other at every operation lose less where other programs run, too.
     """
     threads = min(torch.get_num_threads(), LANES) if enabled("threads") else 1
-    ways = [Way(backend, n) for backend in backends for n in sorted({threads, 1}, reverse=True)]
+    ways = [Execution(backend, n) for backend in backends for n in sorted({threads, 1}, reverse=True)]
     if trial.images:
         ways += [way._replace(channels_last=True) for way in ways if not BACKENDS[way.backend].batched]
     if len(ways) == 1:
@@ -233,10 +233,10 @@ def _fastest(trial: _Trial, backends: tuple[str, ...]) -> Way:
     return choices[name]
 
 
-def _read_choices(file: Path) -> dict[str, Way]:
+def _read_choices(file: Path) -> dict[str, Execution]:
     """Return the choices in the file that could have been made here; none where it cannot be read."""
     try:
-        ways = {name: Way(str(v[0]), int(v[1]), *map(bool, v[2:3])) for name, v in read_json(file).items()}
+        ways = {name: Execution(str(v[0]), int(v[1]), *map(bool, v[2:3])) for name, v in read_json(file).items()}
     except (ValueError, AttributeError, TypeError, LookupError, OverflowError):
         return {}
     return {name: way for name, way in ways.items() if way.backend in BACKENDS and 0 < way.workers <= LANES}

@@ -39,7 +39,7 @@ def unpacked(row: Tensor, like: State) -> State:
     return {k: p.clone().view(v.dtype).reshape(v.shape) for (k, v), p in zip(like.items(), parts, strict=True)}
 
 
-def fingerprint(state: State, dtype: torch.dtype, device: torch.device) -> Tensor:
+def state_checksum(state: State, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return four numbers that differ between states of different bits: their sum as integers, 16 bits in each."""
     total = torch.zeros((), dtype=torch.int64, device=device)
     for value in state.values():

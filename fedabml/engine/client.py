@@ -1,6 +1,6 @@
 """What a client does, for many clients at once.
 
-The functions: `initial_kept`, `client_round`, `weighted_round`, `personalise`, `predict`. All of them take lanes and
+The functions: `initial_kept`, `client_round`, `weighted_round`, `personalize`, `predict`. All of them take lanes and
 return new tensors; a lane's randomness is a function of (seed, round, client, step) alone.
 """
 
@@ -44,7 +44,7 @@ class ClientResult(NamedTuple):
 def initial_kept(lanes: Lanes) -> State:
     """Return the kept state of clients that have none yet, a row each."""
     params = lanes.per_lane([{"w": group.cohort.network.initial} for group in lanes.groups])["w"]
-    keys = lanes.gather(lambda tables, clients: tables.keys(clients, rng.KEEP, 0))
+    keys = lanes.gather(lambda tensors, clients: tensors.keys(clients, rng.KEEP, 0))
     dims = (lanes.run_axis, lanes.run_axis, 0, 0)
     return lanes.for_each_lane(lanes.methods.keep, dims, params, lanes.shared, lanes.site, keys)
 
@@ -80,7 +80,7 @@ def end_round(lanes: Lanes, carry: State, kept: State, steps: Tensor) -> tuple[S
 
 def no_update(cohort: Cohort, shared: State) -> State:
     """Return an update of zeros, with the names and shapes of every client's."""
-    lanes = Lanes.of(cohort, shared, [0], 1)
+    lanes = Lanes.after_round(cohort, shared, [0], 1)
     return {name: torch.zeros_like(v[0]) for name, v in client_round(lanes, initial_kept(lanes), 0).update.items()}
 
 
@@ -160,8 +160,8 @@ def take_steps(
         steps = steps_of(lanes.sizes, phase.epochs, plan.shape[-1], phase.batches)
         name = StepName(phase.step.__name__, lanes.several_runs, lanes.unpadded, options)  # type: ignore[attr-defined]
         steps_done = int(steps_of(lanes.sizes, epochs_done, plan.shape[-1], phase.batches).max()) if epochs_done else 0
-        first = inputs.first + steps_done if steps_done else inputs.first
-        inputs = inputs._replace(carry=carry, losses=losses, samples=lanes.samples, first=first)
+        first_step = inputs.first_step + steps_done if steps_done else inputs.first_step
+        inputs = inputs._replace(carry=carry, losses=losses, samples=lanes.samples, first_step=first_step)
         plan, steps = plan[steps_done : steps.max()], steps - steps_done
         carry, losses = lanes.executor.run(name, batched_step(lanes, phase.step), inputs, plan, steps)
     return carry, losses / schedule.steps.clamp_min(1), schedule.steps
@@ -172,7 +172,7 @@ def schedule_steps(lanes: Lanes, purpose: int, phases: tuple[tuple[int, int], ..
     keys, batch_size = lanes.keys(purpose), lanes.cohort.batch_size
     zeros = total_steps = torch.zeros_like(lanes.site.n)  # losses and steps, which nothing writes to
     inputs_by_phase: list[tuple[Inputs, Tensor] | None] = []
-    sizes = lanes.gather(lambda tables, clients: tables.sizes(clients))
+    sizes = lanes.gather(lambda tensors, clients: tensors.sizes(clients))
     for number, (epochs, per_step) in enumerate(phases):
         if epochs == 0:
             inputs_by_phase.append(None)
@@ -222,12 +222,12 @@ def batched_step(lanes: Lanes, step: Step) -> BatchedStep:
 
 
 # -- a client's own model ---------------------------------------------------------------------------------------------
-def personalise(lanes: Lanes, kept: State) -> Distribution:
+def personalize(lanes: Lanes, kept: State) -> Distribution:
     """Return every client's own distribution over weights, a row each, exactly as a new client would get it."""
-    return next(personalise_after(lanes, kept, [lanes.cohort.algorithm.personal_epochs]))
+    return next(personalize_after(lanes, kept, [lanes.cohort.algorithm.personal_epochs]))
 
 
-def personalise_after(lanes: Lanes, kept: State, epochs: Sequence[int]) -> Iterator[Distribution]:
+def personalize_after(lanes: Lanes, kept: State, epochs: Sequence[int]) -> Iterator[Distribution]:
     """Yield every client's own distribution over weights after each of these numbers of epochs, which ascend.
 
     Where all lanes take equal steps, training goes on from one number to the next; elsewhere it begins anew.
@@ -259,8 +259,8 @@ def outputs(
     `offsets` are the label levels, if any, and `keys` the keys of the weight draws, a row per lane.
     """
     cohort, samples, policy = lanes.cohort, lanes.cohort.algorithm.predict_samples, lanes.cohort.place.policy
-    firsts = [group.cohort.first for group in lanes.groups for _ in group.clients]
-    numbers = padded([row_numbers + first for row_numbers, first in zip(rows, firsts, strict=True)])
+    first_samples = [group.cohort.first_sample for group in lanes.groups for _ in group.clients]
+    numbers = padded([row_numbers + first for row_numbers, first in zip(rows, first_samples, strict=True)])
     index = to_device(torch.as_tensor(numbers), cohort.device)
     real = to_device(torch.as_tensor(np.flatnonzero(numbers >= 0)), cohort.device)  # a mask would make the host wait
     on_cpu = policy.activations_on_cpu // cohort.network.activations

@@ -106,7 +106,7 @@ class Kept:
         if not self.needed:
             return {}
         missing = [c for c in clients if c not in self.states]
-        fresh = initial_kept(Lanes.of(self.cohort, shared, missing)) if missing else {}
+        fresh = initial_kept(Lanes.after_round(self.cohort, shared, missing)) if missing else {}
         if not self.states and missing == list(clients):
             return fresh
         lane = {c: i for i, c in enumerate(missing)}

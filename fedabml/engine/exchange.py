@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..algorithms.base import State
 from ..errors import TrainingError
-from .checkpoint import fingerprint, packed, unpacked
+from .checkpoint import packed, state_checksum, unpacked
 from .client import no_update
 from .client_states import Kept
 from .processes import World
@@ -19,7 +19,7 @@ from .server import ServerState
 from .setting import Cohort
 
 
-class Work(NamedTuple):
+class ChunkResult(NamedTuple):
     """What some clients of a run have done in a round."""
 
     clients: list[int]
@@ -45,16 +45,16 @@ def combine(
     server: ServerState,
     clients: Sequence[int],
     own_clients: Sequence[int],
-    work: Sequence[Work],
+    results: Sequence[ChunkResult],
 ) -> tuple[State, Tensor]:
     """Return the weighted mean of all updates of a round, and the losses of its clients, of all processes.
 
-    `work` is that of this process, for its `own_clients` among the round's `clients`.
+    `results` are those of this process, for its `own_clients` among the round's `clients`.
     """
-    update = work[0].update if work else no_update(cohort, server.shared)
-    for part in work[1:]:
+    update = results[0].update if results else no_update(cohort, server.shared)
+    for part in results[1:]:
         update = {name: value + part.update[name] for name, value in update.items()}
-    losses = torch.cat([cohort.network.initial.new_zeros(0), *(part.losses for part in work)])
+    losses = torch.cat([cohort.network.initial.new_zeros(0), *(part.losses for part in results)])
     if world.size == 1:
         return update, losses.double()
     return _sum_over_processes(world, cohort, server, clients, own_clients, update, losses)
@@ -71,12 +71,12 @@ def _sum_over_processes(
 ) -> tuple[State, Tensor]:
     """Return a round's update and the losses of all its clients, from those of every process's own, by one sum.
 
-    With them goes a fingerprint of the server's state, by which processes that have drifted apart are found.
+    With them goes a checksum of the server's state, by which processes that have drifted apart are found.
     """
     count = len(clients)
     tail = torch.zeros(count + 4 * world.size, dtype=cohort.dtype, device=cohort.device)
     tail[positions(own_clients, clients)] = losses
-    tail[count:].view(-1, 4)[world.rank] = fingerprint(server.shared, cohort.dtype, cohort.device)
+    tail[count:].view(-1, 4)[world.rank] = state_checksum(server.shared, cohort.dtype, cohort.device)
     flat = world.sum(torch.cat([*(v.reshape(-1).to(cohort.dtype) for v in update.values()), tail]))
     *parts, tail = flat.split([*(v.numel() for v in update.values()), len(tail)])
     numbers = tail.double().cpu()

@@ -231,7 +231,7 @@ class Executor:
         counts = np.sort(steps)[::-1]
         carry, losses = {k: v.clone() for k, v in inputs.carry.items()}, inputs.losses.clone()
         for first, last, lanes in segments(counts, self.smallest_batch, self.policy.shrink):
-            part = inputs._replace(carry=carry, losses=losses, first=inputs.first + first)
+            part = inputs._replace(carry=carry, losses=losses, first_step=inputs.first_step + first)
             part = part.select(itemgetter(slice(lanes)), name.several_runs)
             ragged = bool(counts[lanes - 1] < last)
             moved, losses[:lanes] = self._segment(name, step, part, plan[first:last, :, :lanes], ragged)
@@ -246,7 +246,7 @@ class Executor:
         chosen = self.compile and (self.compiled_steps is None or name.step in self.compiled_steps)
         if chosen and plan.device.type != "cpu":  # on a CPU `_next_step` compiles
             if (name, form) not in self.compiled:
-                compiled = programs.compile_program(numbered, (inputs, plan[0], inputs.first), self._warn)
+                compiled = programs.compile_program(numbered, (inputs, plan[0], inputs.first_step), self._warn)
                 self.compiled[name, form] = compiled
             numbered = self.compiled[name, form]
         room = self.policy.graph_steps
@@ -257,7 +257,7 @@ class Executor:
         carry, losses = inputs.carry, inputs.losses
         if self.record:  # a recorded step writes over the tensors that it is given
             carry, losses = clone((carry, losses))
-        for rows, number in zip(plan, _numbers(inputs.first, len(plan)), strict=True):
+        for rows, number in zip(plan, _numbers(inputs.first_step, len(plan)), strict=True):
             carry, losses = take(carry, losses, rows, number)
         return carry, losses
 

@@ -28,7 +28,7 @@ from .executor import Executor
 from .label_level import label_offset
 from .minibatches import cat
 from .samples import Data, Samples
-from .setting import Cohort, Tables
+from .setting import ClientTensors, Cohort
 
 
 class ClientGroup(NamedTuple):
@@ -74,7 +74,7 @@ class Lanes:
         self.longest = max(group.cohort.longest for group in groups)
         self.tensors = tensors or self._tensors()
         set_products(
-            self.cohort.device, self.cohort.network.dtype, self.cohort.place.coarse
+            self.cohort.device, self.cohort.network.dtype, self.cohort.place.allow_tf32
         )  # another run may have set others
 
     def _tensors(self) -> GroupTensors:
@@ -86,7 +86,7 @@ class Lanes:
         return GroupTensors(clients, list(rounds.unbind()), [g.shared for g in groups], [g.hyper for g in groups])
 
     @staticmethod
-    def of(cohort: Cohort, shared: State, clients: Sequence[int], round: int = 0) -> Lanes:
+    def after_round(cohort: Cohort, shared: State, clients: Sequence[int], round: int = 0) -> Lanes:
         """Return some clients of one run after a round, to be personalised."""
         return Lanes([ClientGroup(cohort, shared, [int(c) for c in clients], round)])
 
@@ -126,7 +126,9 @@ class Lanes:
     @cached_property
     def site(self) -> Site:
         """The clients' constants."""
-        sites = [g.cohort.tables.site(clients) for g, clients in zip(self.groups, self.tensors.clients, strict=True)]
+        sites = [
+            g.cohort.client_tensors.site(clients) for g, clients in zip(self.groups, self.tensors.clients, strict=True)
+        ]
         return Site(*map(cat, zip(*sites, strict=True)))
 
     @cached_property
@@ -151,8 +153,8 @@ class Lanes:
         """Where minibatches are taken from, and the numbers there of every lane's samples, padded with −1."""
         # Captured and compiled programs are made for one width; elsewhere padding costs more than another width.
         width = self.longest if self.cohort.executor.prefers_padding else int(self.sizes.max())
-        rows = self.gather(lambda tables, clients: tables.rows(clients, width))
-        return self.cohort.data.local(rows, self.cohort.place.policy.normalised_bytes)
+        rows = self.gather(lambda tensors, clients: tensors.rows(clients, width))
+        return self.cohort.data.local(rows, self.cohort.place.policy.normalized_bytes)
 
     @property
     def samples(self) -> tuple[Tensor, ...]:
@@ -160,20 +162,24 @@ class Lanes:
         source = None if self.cohort.executor.capture else self.source[0]
         return () if source is None or isinstance(source, Data) else (source.x, source.y)
 
-    def gather(self, look_up: Callable[[Tables, Tensor], Tensor]) -> Tensor:
-        """Return the rows of all lanes, which every group looks up in its own tables by the numbers of its clients."""
+    def gather(self, look_up: Callable[[ClientTensors, Tensor], Tensor]) -> Tensor:
+        """Return the rows of all lanes, which every group looks up in its own tensors by the numbers of its clients."""
         groups = zip(self.groups, self.tensors.clients, strict=True)
-        return cat([look_up(group.cohort.tables, clients) for group, clients in groups])
+        return cat([look_up(group.cohort.client_tensors, clients) for group, clients in groups])
 
     @cached_property
     def _roots(self) -> list[Tensor]:
         """The keys of every group's round, one per purpose."""
-        return [rng.fold(g.cohort.tables.roots, r) for g, r in zip(self.groups, self.tensors.rounds, strict=True)]
+        return [
+            rng.fold(g.cohort.client_tensors.roots, r) for g, r in zip(self.groups, self.tensors.rounds, strict=True)
+        ]
 
     def keys(self, purpose: int, *path: int) -> Tensor:
         """Return a key per lane: rng.key(seed, purpose, round, *path, identity of the client)."""
         roots = [reduce(rng.fold, path, by_purpose[purpose]) for by_purpose in self._roots]
-        identities = [g.cohort.tables.identity(c) for g, c in zip(self.groups, self.tensors.clients, strict=True)]
+        identities = [
+            g.cohort.client_tensors.identity(c) for g, c in zip(self.groups, self.tensors.clients, strict=True)
+        ]
         return cat([rng.fold(*pair) for pair in zip(roots, identities, strict=True)])
 
     def per_lane(self, states: Sequence[State]) -> State:
@@ -238,10 +244,10 @@ def captured(
     """
     if not lanes.executor.capture:
         return function(lanes, *args, *static)
-    # The program reads the tables of these very cohorts, so they are part of its name; the lanes may be others.
-    tables = tuple(group.cohort.tables for group in lanes.groups)
+    # The program reads the tensors of these very cohorts, so they are part of its name; the lanes may be others.
+    tensors = tuple(group.cohort.client_tensors for group in lanes.groups)
     options = lanes.cohort.algorithm.discrete()
-    name = (function.__name__, static, options, tuple(lanes.counts), lanes.longest, tables)
+    name = (function.__name__, static, options, tuple(lanes.counts), lanes.longest, tensors)
     inside = lanes.executor.inside
 
     def run(tensors: GroupTensors, *args: Any) -> Any:

@@ -23,7 +23,7 @@ class Policy:
     rows_per_lane: int = 128  # test rows of a lane that are predicted at once, at least
     rows_on_gpu: int = 8192  # rows of all lanes that a GPU predicts at once, at least
     activations_on_cpu: int = 1 << 20  # activations of the rows of all lanes that a CPU predicts at once
-    normalised_bytes: int = 1 << 28  # of samples that a batch of lanes may hold normalised on a CPU
+    normalized_bytes: int = 1 << 28  # of samples that a batch of lanes may hold normalised on a CPU
 
 
 DEFAULT = Policy()

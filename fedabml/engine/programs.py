@@ -98,7 +98,7 @@ class Inputs(NamedTuple):
     lanes: LaneInputs
     runs: RunInputs
     samples: tuple[Tensor, ...]  # where minibatches are taken from, if that is not the same in every round
-    first: Tensor  # the number of the first step
+    first_step: Tensor  # the number of the first step
 
     @property
     def fixed(self) -> list[Tensor]:
@@ -176,13 +176,13 @@ class CapturedStep:
     def __init__(self, name: str, step: NumberedStep, inputs: Inputs, plan: Tensor, pool: Any, room: int):
         def body(inputs: Inputs, plan: Tensor, t: Tensor) -> None:
             rows = plan.index_select(0, t.unsqueeze(0)).squeeze(0)
-            carry, losses = step(inputs, rows, t + inputs.first)
+            carry, losses = step(inputs, rows, t + inputs.first_step)
             for part, value in carry.items():
                 inputs.carry[part].copy_(value)
             inputs.losses.copy_(losses)
             t.add_(1)
 
-        buffers = (inputs, plan.new_zeros((room, *plan.shape[1:])), torch.zeros_like(inputs.first))
+        buffers = (inputs, plan.new_zeros((room, *plan.shape[1:])), torch.zeros_like(inputs.first_step))
         self.step, self.steps = step, frozenset({name})  # the step holds the samples that the graph reads
         self.captured = Captured(body, buffers, pool)
 
@@ -195,7 +195,7 @@ class CapturedStep:
             t.zero_()
             for _ in range(len(rows)):
                 self.captured.graph.replay()
-            buffers.first.add_(len(rows))
+            buffers.first_step.add_(len(rows))
         return clone((buffers.carry, buffers.losses))
 
 
@@ -268,8 +268,10 @@ def record_step(
         *read, rows, number = tensors
         return step(refill(inputs, [*read, number]), rows, number)
 
-    *read, first = tensors_of(inputs)
-    tensors = [tensor.clone() for tensor in (*read, plan[0], first)]  # one tensor given twice is taken for one input
+    *read, first_step = tensors_of(inputs)
+    tensors = [
+        tensor.clone() for tensor in (*read, plan[0], first_step)
+    ]  # one tensor given twice is taken for one input
     passed = len(inputs.carry) + 1  # tensors that a step passes to the next
     try:
         per_phase, per_step = split_fixed(record(flat, *tensors), range(passed, len(read)))

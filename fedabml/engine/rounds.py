@@ -27,7 +27,7 @@ from . import compiling
 from .checkpoint import Checkpoint, broadcast, check_like
 from .client import initial_kept, weighted_round
 from .client_states import Kept
-from .exchange import Work, combine, gather_kept, may_overlap, positions
+from .exchange import ChunkResult, combine, gather_kept, may_overlap, positions
 from .lanes import ClientGroup, Lanes, join_states, split_state
 from .processes import ALONE, PeerLost, World
 from .server import ServerState, client_weights, draw_clients, initial_state, server_step, state_bytes, theta
@@ -45,7 +45,7 @@ class RunInFlight(NamedTuple):
     sim: Simulation
     before: ServerState
     drawn: list[int]  # the round's clients
-    work: list[Work]  # of those that this process works for
+    results: list[ChunkResult]  # of those that this process works for
     bytes_up: int  # that a client sends
 
 
@@ -152,7 +152,7 @@ class Simulation:
     @cached_property
     def _kept_like(self) -> State:
         """A kept state with the names and shapes of every client's."""
-        return {name: v[0].cpu() for name, v in initial_kept(Lanes.of(self.cohort, self.shared, [0])).items()}
+        return {name: v[0].cpu() for name, v in initial_kept(Lanes.after_round(self.cohort, self.shared, [0])).items()}
 
     def kept_for(self, clients: Sequence[int]) -> State:
         """Return the kept states of clients, one row each, as `evaluate` needs them."""
@@ -198,7 +198,7 @@ class Simulation:
                 "finite. The rounds before are saved, where the run has a folder. " + self.cohort.algorithm.remedy
             )
         self.changed = {}
-        for part in round.work:
+        for part in round.results:
             self.changed |= self.kept.put(part.clients, part.kept)
         self.seconds += seconds
         line = {"round": number, "loss": math.fsum(losses) / len(losses), "clients": round.drawn}
@@ -275,23 +275,23 @@ def start_round(sims: Sequence[Simulation]) -> RoundInFlight:
     drawn = [sim.draw() for sim in sims]
     shares = [sim.own_share(clients) for sim, clients in zip(sims, drawn, strict=True)]
     count = sum(len(clients) for clients, _ in shares)
-    work = fit_in_memory([sim.cohort for sim in sims], count, partial(_work, sims, shares))
+    results = fit_in_memory([sim.cohort for sim in sims], count, partial(_work, sims, shares))
     combined = [
         combine(sim.world, sim.cohort, sim.server, clients, sim.shares[sim.world.rank], parts)
-        for sim, clients, parts in zip(sims, drawn, work, strict=True)
+        for sim, clients, parts in zip(sims, drawn, results, strict=True)
     ]
     losses, copied = torch.cat([losses for _, losses in combined]), None
     if losses.is_cuda:
         device, losses = losses.device, losses.to("cpu", non_blocking=True)
         copied = torch.cuda.current_stream(device).record_event()
     runs = []
-    for sim, clients, parts, (update, _) in zip(sims, drawn, work, combined, strict=True):
+    for sim, clients, parts, (update, _) in zip(sims, drawn, results, combined, strict=True):
         runs.append(RunInFlight(sim, sim.server, clients, parts, state_bytes(update)))
         sim.merge(len(clients), update)
     return RoundInFlight(runs, losses, copied, start)
 
 
-def _work(sims: Sequence[Simulation], shares: list[tuple[list[int], Tensor]], chunk: int) -> list[list[Work]]:
+def _work(sims: Sequence[Simulation], shares: list[tuple[list[int], Tensor]], chunk: int) -> list[list[ChunkResult]]:
     """Let clients of every run work, at most `chunk` at a time; return each run's work, which nothing remembers yet.
 
     `shares` are every run's clients and their weights.
@@ -308,13 +308,13 @@ def _work(sims: Sequence[Simulation], shares: list[tuple[list[int], Tensor]], ch
         kept = join_states([sim.kept.get(sim.shared, clients) for sim, clients in runs])
         return weighted_round(lanes, kept, weights, sims[0].setting.epochs)
 
-    work: list[list[Work]] = [[] for _ in sims]
+    results_by_run: list[list[ChunkResult]] = [[] for _ in sims]
     for part, (updates, kept, losses) in zip(parts, map_in_threads(train, jobs, workers), strict=True):
         sizes = [len(clients) for clients in part.values()]
-        results = map(Work, part.values(), updates, split_state(kept, sizes), losses.split(sizes))
+        results = map(ChunkResult, part.values(), updates, split_state(kept, sizes), losses.split(sizes))
         for i, result in zip(part, results, strict=True):
-            work[i].append(result)
-    return work
+            results_by_run[i].append(result)
+    return results_by_run
 
 
 def finish_round(

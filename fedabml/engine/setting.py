@@ -63,22 +63,22 @@ class Place:
     chunk: int = 1  # clients that run at once, at first
     workers: int = 1  # threads of a CPU that share a chunk
     compile: bool | None = False  # whether steps are compiled; None: decided later, on a GPU
-    coarse: bool = False  # whether a GPU may round what it multiplies (TF32)
+    allow_tf32: bool = False  # whether a GPU may round what it multiplies (TF32)
     channels_last: bool = False  # how images lie in memory
     graphs: bool = True  # whether a GPU's steps are captured as CUDA graphs
     policy: Policy = field(default_factory=lambda: thresholds.DEFAULT)
 
 
-class Tables:
+class ClientTensors:
     """Device tensors of all clients: constants, sample numbers, roots of keys."""
 
-    def __init__(self, setting: Setting, device: torch.device, dtype: torch.dtype, first: int = 0):
+    def __init__(self, setting: Setting, device: torch.device, dtype: torch.dtype, first_sample: int = 0):
         fed = setting.federation
         self.constants = Site(
             torch.as_tensor(fed.train.counts).to(device).to(dtype),
             torch.as_tensor(fed.label_counts("train")).to(device).to(dtype),
         )
-        self.index = torch.as_tensor(fed.train.index).to(device) + first
+        self.index = torch.as_tensor(fed.train.index).to(device) + first_sample
         self.offsets = torch.as_tensor(fed.train.offsets).to(device)
         self.counts, sizes = self.offsets.diff(), fed.train.counts
         self.equal_size = int(sizes.max()) if sizes.min() == sizes.max() else None  # of all clients, where they agree
@@ -120,12 +120,17 @@ class Tables:
 class Cohort:
     """The clients of one run at one place: a setting, its data and network on the device, and an executor.
 
-    The samples may lie among those of other federations, in `data`; `first` is then the number of the first one.
+    The samples may lie among those of other federations, in `data`; `first_sample` is then the number of the first one.
     `noise`, if known, is how the weights' noise enters the loss. The functions of `engine/client.py` let clients work.
     """
 
     def __init__(
-        self, setting: Setting, place: Place, data: Data | None = None, first: int = 0, noise: Noise | None = None
+        self,
+        setting: Setting,
+        place: Place,
+        data: Data | None = None,
+        first_sample: int = 0,
+        noise: Noise | None = None,
     ):
         fed, algorithm = setting.federation, setting.algorithm
         augment.check(algorithm.augment, fed.x.shape[1:])
@@ -139,7 +144,7 @@ class Cohort:
         weights = getattr(setting.likelihood, "weights", ())
         self.class_weights = torch.tensor(weights, dtype=place.dtype, device=place.device) if weights else None
         self.data = data or Data.of(fed, place.device, place.dtype)
-        self.first = first  # number of this federation's first sample in `data`
+        self.first_sample = first_sample  # number of this federation's first sample in `data`
         self.limit = ChunkLimit(place.chunk)
         self.shortest, self.longest = int(fed.train.counts.min()), int(fed.train.counts.max())
         # A captured or compiled program would read samples where they lay when it was made.
@@ -154,7 +159,7 @@ class Cohort:
             lanes_cost_time=not batched or outputs >= place.policy.heavy_outputs,
             policy=place.policy,
         )
-        self.tables = Tables(setting, place.device, place.dtype, first)
+        self.client_tensors = ClientTensors(setting, place.device, place.dtype, first_sample)
         self.hyper = self._tensors(algorithm)
 
     @property
@@ -190,7 +195,7 @@ class Cohort:
             dataclasses.replace(self.setting, federation=fed, network=self.network, identities=identities),
             dataclasses.replace(self.place, **changes),  # type: ignore[arg-type]
             data=self.data if same else None,
-            first=self.first if same else 0,
+            first_sample=self.first_sample if same else 0,
             noise=self.noise,
         )
 
@@ -203,10 +208,10 @@ class Cohort:
         """Put the samples of cohorts with data of one kind into one array, as runs side by side need it."""
         if all(cohort.data is cohorts[0].data for cohort in cohorts):
             return
-        data, firsts = Data.joined([cohort.data for cohort in cohorts])
-        for cohort, first in zip(cohorts, firsts, strict=True):
-            cohort.data, cohort.first = data, first
-            cohort.tables = Tables(cohort.setting, cohort.device, cohort.dtype, first)
+        data, first_samples = Data.joined([cohort.data for cohort in cohorts])
+        for cohort, first_sample in zip(cohorts, first_samples, strict=True):
+            cohort.data, cohort.first_sample = data, first_sample
+            cohort.client_tensors = ClientTensors(cohort.setting, cohort.device, cohort.dtype, first_sample)
 
     def numbers(self, clients: Sequence[int]) -> Tensor:
         """Return the numbers of clients as a tensor on the device."""
@@ -214,8 +219,8 @@ class Cohort:
 
     def site(self, clients: Sequence[int]) -> Site:
         """Return the constants of some clients, a row each."""
-        return self.tables.site(self.numbers(clients))
+        return self.client_tensors.site(self.numbers(clients))
 
     def keys(self, purpose: int, round: int, clients: Sequence[int]) -> Tensor:
         """Return a key per client."""
-        return self.tables.keys(self.numbers(clients), purpose, round)
+        return self.client_tensors.keys(self.numbers(clients), purpose, round)

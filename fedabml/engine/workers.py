@@ -63,15 +63,15 @@ def chunks(clients: Sequence[Sequence[int]], size: int, workers: int = 1) -> Ite
         yield part
 
 
-def fit_in_memory(cohorts: Sequence[Chunked], clients: int, work: Callable[[int], T]) -> T:
-    """Return `work(chunk)` for `clients` clients, repeated with half the chunk while the device's memory is too small.
+def fit_in_memory(cohorts: Sequence[Chunked], clients: int, run_chunk: Callable[[int], T]) -> T:
+    """Return `run_chunk(chunk)` for `clients` clients, repeated with half the chunk while memory is too small.
 
     The chunk that fits is the cohorts' from then on. Once in a run the work is repeated with the same chunk after all
     captured programs were dropped: they may be what fills the memory, or another process filled it for a while.
     """
     while True:
         try:
-            return work(cohorts[0].limit.size)
+            return run_chunk(cohorts[0].limit.size)
         except RuntimeError as error:
             if not (isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in OUT_OF_MEMORY)):
                 raise

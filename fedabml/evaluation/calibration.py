@@ -26,7 +26,7 @@ from ..errors import InputError
 LOG_T_STD = 0.3  # standard deviation of the prior of log T
 LOG_T_MOST = 3.0  # the largest |log T|
 ISOTONIC_ROWS = 100  # validation rows that an isotonic regression needs; with fewer its steps follow single rows
-KINDS = ("temperature", "isotonic", "none")
+CALIBRATION_KINDS = ("temperature", "isotonic", "none")
 FOLDS = 5  # of the cross-validation that tells what a calibration brings
 
 
@@ -85,7 +85,7 @@ class Calibration:
 
     @classmethod
     def fit(cls, kind: str, probs: np.ndarray, y: np.ndarray) -> Calibration:
-        """Fit a calibration of one of `KINDS` on validation rows.
+        """Fit a calibration of one of `CALIBRATION_KINDS` on validation rows.
 
         The values of curves stay 1/(n + 2) away from 0 and 1: n rows do not show that something never happens.
         """

@@ -119,7 +119,7 @@ def _interval_gaps(p: Regression, y: np.ndarray) -> tuple[list[np.ndarray], np.n
     return [y - low, y - high], (high - low).mean(-1)
 
 
-SCORES: dict[Any, Callable[..., Scores]] = {
+SCORE_FUNCTIONS: dict[Any, Callable[..., Scores]] = {
     Prediction: classification_scores,
     Regression: regression_scores,
     MultiPrediction: structured_scores,

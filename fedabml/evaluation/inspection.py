@@ -33,7 +33,7 @@ from ..data.encode import (
     numbers_of_dates,
 )
 from ..data.frames import as_frame, pandas
-from ..data.profile import KINDS, ColumnProfile, profile_columns
+from ..data.profile import COLUMN_KINDS, ColumnProfile, profile_columns
 from ..data.rows import Rows
 from .decisions import auroc
 from .duplicates import NAMED, Chance, agreement, repeated_rows, shared_rows
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NEARLY = 0.99  # AUROC, or rank correlation, from which one column alone nearly predicts the target
-LEAST_ROWS = 10  # of a class, below which a column is not said to predict it
+LEAST_ROWS_OF_CLASS = 10  # of a class, below which a column is not said to predict it
 BINS = 20  # of a column of numbers, for more than two classes
 OTHER_UNIT = 5.0  # times as large as elsewhere, from which a client's median looks like another unit
 
@@ -94,11 +94,13 @@ def inspect_table(
     goal = next(column for column in columns if column.name == target)
     warnings = [column.problem for column in columns if column.problem]
     warnings += alike_notes(target, set(as_text(frame[target])) if goal.kind == "words" else ())
-    numbered = identifiers(Columns(frame), owners, [c.name for c in features if c.kind in KINDS[:3] and not c.problem])
+    numbered = identifiers(
+        Columns(frame), owners, [c.name for c in features if c.kind in COLUMN_KINDS[:3] and not c.problem]
+    )
     dated = numbers_of_dates(Columns(frame), [c.name for c in features if c.kind == "whole numbers"])
     warnings += map(date_note, dated)
     warnings += [identifier_note(name) for name in numbered if name not in dated]
-    usable = [column for column in features if column.kind in KINDS[:4] and column.name not in numbered]
+    usable = [column for column in features if column.kind in COLUMN_KINDS[:4] and column.name not in numbered]
     warnings += [text for column in usable for text in _leak(frame, column, goal)]
     warnings += _shared_rows(frame.drop(columns=[client, *([id] if id else [])]), owners, names)
     warnings += _shared_ids(frame[id], owners, names) if id else []
@@ -116,7 +118,7 @@ def _leak(frame: pd.DataFrame, column: ColumnProfile, target: ColumnProfile) -> 
             return
         x, y = _measured(frame[name], column), numbers(frame[goal], goal)
         both = ~np.isnan(x) & ~np.isnan(y)
-        if both.sum() < LEAST_ROWS:
+        if both.sum() < LEAST_ROWS_OF_CLASS:
             return
         if np.array_equal(x[both], y[both]):
             yield f"Column '{name}' equals the target '{goal}'. {way}"
@@ -156,12 +158,12 @@ def _auroc_of_column(code: np.ndarray, score: np.ndarray | None, y: np.ndarray, 
     class frequencies among the other half of the rows, so that a column of many values does not know its own rows.
     """
     counts = np.bincount(y, minlength=classes)
-    if classes < 2 or counts.min() < LEAST_ROWS:
+    if classes < 2 or counts.min() < LEAST_ROWS_OF_CLASS:
         return 0.0
     best = 0.0
     if score is not None:
         is_number = ~np.isnan(score)
-        if np.bincount(y[is_number], minlength=classes).min() < LEAST_ROWS:
+        if np.bincount(y[is_number], minlength=classes).min() < LEAST_ROWS_OF_CLASS:
             return 0.0
         code, y, score = code[is_number], y[is_number], score[is_number]
         if classes == 2:

@@ -79,7 +79,7 @@ class Checks:
         return dict(Counter(cause for causes in self.causes or () for cause in causes).most_common())
 
 
-class Framed:
+class NamedColumns:
     """A prediction of a posterior, which knows the names of its columns."""
 
     named: Callable[[Any], Mapping[str, Sequence[Any]]] | None
@@ -93,7 +93,7 @@ class Framed:
 
 
 @dataclass(frozen=True)
-class Prediction(Framed):
+class Prediction(NamedColumns):
     """Class probabilities with their uncertainty, one row per input."""
 
     probs: np.ndarray  # [n, classes], averaged over weight samples
@@ -159,7 +159,7 @@ class Prediction(Framed):
 
 
 @dataclass(frozen=True)
-class Regression(Framed):
+class Regression(NamedColumns):
     """Predicted means and standard deviations, one row per input and one column per target, in the data's own units.
 
     The predictive distribution is a mixture of one Gaussian per weight sample or, where the target is transformed, of

@@ -20,7 +20,7 @@ from .. import rng
 from ..algorithms.base import State
 from ..data import Federation, Rows
 from ..data.statistics import worst_decile
-from ..engine.client import outputs, personalise_after, predict
+from ..engine.client import outputs, personalize_after, predict
 from ..engine.label_level import label_offset
 from ..engine.lanes import ClientGroup, Lanes, join_states
 from ..engine.processes import ALONE, World
@@ -30,7 +30,7 @@ from ..errors import InputError, TrainingError
 from ..gaussian import Distribution
 from . import decisions, structured
 from .calibration import fit_temperature, with_temperature
-from .client_scores import SCORES, regression_rows
+from .client_scores import SCORE_FUNCTIONS, regression_rows
 from .measures import CALIBRATED, DECISIONS, FEW_OF_CLASS, FEW_ROWS, OF_NUMBERS, WORST_TENTH
 from .predictions import Prediction, Regression, with_label_level
 from .structured import MultiPrediction
@@ -95,7 +95,7 @@ def clients_to_score(cohort: Cohort, split: str, limit: int | None = None) -> li
     return able.tolist()
 
 
-class Entry(NamedTuple):
+class TrainedRun(NamedTuple):
     """A trained run that is to be scored."""
 
     cohort: Cohort
@@ -137,8 +137,8 @@ def evaluate(
     `TrainingError` if a client's model diverges.
     """
     epochs = cohort.algorithm.personal_epochs
-    entry = Entry(cohort, shared, kept, round, world, limit, brief)
-    ((result,),) = evaluate_after((epochs,), [entry], split, prior=epochs)
+    run = TrainedRun(cohort, shared, kept, round, world, limit, brief)
+    ((result,),) = evaluate_after((epochs,), [run], split, prior=epochs)
     if isinstance(result, TrainingError):
         raise result
     return result
@@ -147,7 +147,7 @@ def evaluate(
 @torch.no_grad()
 def evaluate_after(
     epochs: Sequence[int],
-    entries: Sequence[Entry],
+    trained_runs: Sequence[TrainedRun],
     split: str = "test",
     prior: int | None = None,
     on_progress: Callable[[float], None] = lambda fraction: None,
@@ -157,52 +157,52 @@ def evaluate_after(
     Returns for each number of epochs one evaluation, or the error, per run. The server's own model is scored together
     with the models after `prior` epochs. `on_progress` is called with the share of clients that is done.
     """
-    scored = [clients_to_score(e.cohort, split, e.limit) for e in entries]
-    owned = [_owned(e, clients) for e, clients in zip(entries, scored, strict=True)]
-    work = partial(_predict_clients, epochs, entries, split, owned, on_progress)
-    stages = fit_in_memory([e.cohort for e in entries], sum(map(len, owned)), work)
+    scored = [clients_to_score(run.cohort, split, run.limit) for run in trained_runs]
+    owned = [_owned(run, clients) for run, clients in zip(trained_runs, scored, strict=True)]
+    predict_chunk = partial(_predict_clients, epochs, trained_runs, split, owned, on_progress)
+    stages = fit_in_memory([run.cohort for run in trained_runs], sum(map(len, owned)), predict_chunk)
     results = []
     for count, of_runs in zip(epochs, stages, strict=True):
-        runs = zip(entries, scored, of_runs, strict=True)
-        results.append([_score_run(e, split, clients, stage, count == prior) for e, clients, stage in runs])
+        runs = zip(trained_runs, scored, of_runs, strict=True)
+        results.append([_score_run(run, split, clients, stage, count == prior) for run, clients, stage in runs])
     return results
 
 
 def _predict_clients(
     epochs: Sequence[int],
-    entries: Sequence[Entry],
+    trained_runs: Sequence[TrainedRun],
     split: str,
     clients: list[list[int]],
     on_progress: Callable[[float], None],
     chunk: int,
 ) -> list[list[Stage]]:
     """Return, for each number of epochs, what the clients of every run give."""
-    stages = [[Stage([], [], {}) for _ in entries] for _ in epochs]
-    workers = entries[0].cohort.workers
+    stages = [[Stage([], [], {}) for _ in trained_runs] for _ in epochs]
+    workers = trained_runs[0].cohort.workers
     parts = list(chunks(clients, chunk, workers))
 
-    calibrates = [e.calibrates(split) for e in entries]
+    calibrates = [run.calibrates(split) for run in trained_runs]
 
     def predict_part(part: dict[int, list[int]]) -> list[tuple[list[Any], list[bool], list[dict[int, float]]]]:
-        groups = [(entries[i], members) for i, members in part.items()]
-        lanes = Lanes([ClientGroup(e.cohort, e.shared, members, e.round) for e, members in groups])
-        kept = join_states([e.kept(members) for e, members in groups])
+        groups = [(trained_runs[i], members) for i, members in part.items()]
+        lanes = Lanes([ClientGroup(run.cohort, run.shared, members, run.round) for run, members in groups])
+        kept = join_states([run.kept(members) for run, members in groups])
         held = any(calibrates[i] for i in part)
 
         def predictions(models: Distribution, split: str) -> list[Any]:
-            rows = [[e.cohort.fed.rows(split)[c] for c in members] for e, members in groups]
+            rows = [[run.cohort.fed.rows(split)[c] for c in members] for run, members in groups]
             draws = predict(lanes, models, [*chain(*rows)]).split([sum(map(len, run_rows)) for run_rows in rows], 1)
-            return [prediction(e.cohort, d) for (e, _), d in zip(groups, draws, strict=True)]
+            return [prediction(run.cohort, d) for (run, _), d in zip(groups, draws, strict=True)]
 
         results = []
-        for models in personalise_after(lanes, kept, epochs):
+        for models in personalize_after(lanes, kept, epochs):
             finite = torch.stack([torch.isfinite(leaf).flatten(1).all(1) for leaf in models]).all(0).tolist()
             temperatures: list[dict[int, float]] = [{} for _ in groups]
             if held:
                 validated = predictions(models, "val")
                 temperatures = [
-                    fit_temperatures(e.cohort.fed, members, p) if calibrates[i] and p.finite.all() else {}
-                    for (i, members), (e, _), p in zip(part.items(), groups, validated, strict=True)
+                    fit_temperatures(run.cohort.fed, members, p) if calibrates[i] and p.finite.all() else {}
+                    for (i, members), (run, _), p in zip(part.items(), groups, validated, strict=True)
                 ]
             results.append((predictions(models, split), finite, temperatures))
         return results
@@ -229,9 +229,9 @@ def fit_temperatures(fed: Federation, clients: list[int], p: Prediction) -> dict
     return {c: fit_temperature(p.probs[own], y[own]) for c, own in zip(clients, parts, strict=True)}
 
 
-def _owned(entry: Entry, clients: list[int]) -> list[int]:
+def _owned(run: TrainedRun, clients: list[int]) -> list[int]:
     """Select the clients that this process owns."""
-    fed, world = entry.cohort.fed, entry.world
+    fed, world = run.cohort.fed, run.world
     if world.size == 1:
         return clients
     owned = set(world.assign_clients(range(fed.clients), fed.train.counts)[world.rank])
@@ -239,31 +239,31 @@ def _owned(entry: Entry, clients: list[int]) -> list[int]:
 
 
 def _score_run(
-    entry: Entry, split: str, clients: list[int], stage: Stage, with_prior: bool
+    run: TrainedRun, split: str, clients: list[int], stage: Stage, with_prior: bool
 ) -> Evaluation | TrainingError:
     """Score a run from what its clients give in this process, and in the other processes."""
-    cohort, fed, scored = entry.cohort, entry.cohort.fed, np.array(clients)
+    cohort, fed, scored = run.cohort, run.cohort.fed, np.array(clients)
     rows = fed.rows(split).select(clients)
     owner, client = rows.owner, scored[rows.owner]
-    positions = np.flatnonzero(np.isin(client, _owned(entry, clients)))
+    positions = np.flatnonzero(np.isin(client, _owned(run, clients)))
     fitted = np.array([stage.temperatures.get(c, 0.0) for c in client.tolist()])  # 0: another process knows
     notes = np.column_stack([np.isin(client, stage.diverged), fitted])
-    personal, notes = _gather(entry, len(client), positions, stage.predictions, notes)
+    personal, notes = _gather(run, len(client), positions, stage.predictions, notes)
     wrong, temperature = notes[:, 0] > 0, np.where(notes[:, 1] > 0, notes[:, 1], 1.0)
     if wrong.any():
         return _diverged(cohort, client[wrong], "weights")
     if not personal.finite.all():  # finite weights, but too large for the network
         return _diverged(cohort, client[~personal.finite], "predictions")
-    y, score = fed.y[rows.index], SCORES[_kind(cohort)]
+    y, score = fed.y[rows.index], SCORE_FUNCTIONS[_kind(cohort)]
     values, pooled, details = score(personal, y, owner, len(scored))
     summary: dict[str, Any] = {name: float(v.mean()) for name, v in values.items()}
-    if not entry.brief and _kind(cohort) is Regression:
+    if not run.brief and _kind(cohort) is Regression:
         base, base_pooled = decisions.base_regression(y, owner, fed.y[fed.train.index], fed.train.owner, scored)
         errors = regression_rows(personal, y)
         wrong_by, inside = (errors["mae"], errors["squared"]), errors["coverage"]
         values |= base | decisions.regression_intervals(*wrong_by, inside, owner, len(scored))
         pooled |= base_pooled
-    elif not entry.brief:
+    elif not run.brief:
         several, specificity = _kind(cohort) is MultiPrediction, cohort.setting.specificity
         decided, decided_pooled, decided_details = (
             structured.decide(personal, y, owner, fed, scored, specificity)
@@ -273,7 +273,7 @@ def _score_run(
         if "sensitivity_pooled" in decided_pooled:
             decided_pooled["specificity"] = specificity
         values, pooled, details = values | decided, pooled | decided_pooled, details | decided_details
-    if entry.calibrates(split):
+    if run.calibrates(split):
         calibrated = replace(personal, probs=with_temperature(personal.probs, temperature[:, None]))
         by_client, calibrated_pooled, _ = score(calibrated, y, owner, len(scored))
         values |= {key: by_client[name] for name, key in CALIBRATED.items()}
@@ -284,8 +284,8 @@ def _score_run(
     summary |= {"clients_scored": len(scored), **few.counts, **_without_small(values, few)}
     measures = [name for name in ("accuracy", "nll", "ece", "brier", "rmse") if name in summary]
     summary |= {f"prior_{name}": None for name in measures}
-    prior = cohort.algorithm.prior(entry.shared) if with_prior else None
-    for prefix, predictions in (_prior_predictions(entry, prior, rows.index, client) if prior else {}).items():
+    prior = cohort.algorithm.prior(run.shared) if with_prior else None
+    for prefix, predictions in (_prior_predictions(run, prior, rows.index, client) if prior else {}).items():
         prior_scores, prior_pooled, _ = score(predictions, y, owner, len(scored))
         values |= {f"{prefix}_{k}": v for k, v in prior_scores.items()}
         means: dict[str, Any] = {name: prior_pooled.get(name, float(prior_scores[name].mean())) for name in measures}
@@ -344,14 +344,14 @@ def _without_small(values: dict[str, np.ndarray], few: _Few) -> dict[str, float 
 
 
 def _gather(
-    entry: Entry, count: int, positions: np.ndarray, parts: list[Any], notes: np.ndarray
+    run: TrainedRun, count: int, positions: np.ndarray, parts: list[Any], notes: np.ndarray
 ) -> tuple[Any, np.ndarray]:
     """Return predictions and notes for `count` samples from all processes; this one has predicted those at `positions`.
 
     Each process writes its rows into a table of zeros, and the tables are summed, which changes no number. The notes
     [count, k] are numbers beside the predictions, 0 for the samples of other processes.
     """
-    world, kind = entry.world, _kind(entry.cohort)
+    world, kind = run.world, _kind(run.cohort)
     if world.size == 1:
         return kind.concatenate(parts), notes
     local_columns = kind.concatenate(parts).columns() if parts else np.zeros((0, 0))
@@ -363,7 +363,7 @@ def _gather(
         table[positions, k:] = local_columns
     table[:, :k] = notes
     total = world.sum(torch.from_numpy(table)).numpy()
-    fed = entry.cohort.fed
+    fed = run.cohort.fed
     p = kind.from_columns(np.ascontiguousarray(total[:, k:]), fed.y.shape[-1])
     return replace(p, transform=fed.transform) if fed.transform else p, total[:, :k]
 
@@ -378,19 +378,19 @@ def _diverged(cohort: Cohort, owner: np.ndarray, quantities: str) -> TrainingErr
     )
 
 
-def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray, owner: np.ndarray) -> dict[str, Any]:
+def _prior_predictions(run: TrainedRun, prior: Distribution, index: np.ndarray, owner: np.ndarray) -> dict[str, Any]:
     """Predict every sample with the server's own model; the keys are the prefixes of its scores.
 
     `prior` is without a label level. `prior_level`, where the algorithm has one, uses the label level of the sample's
     owner; it needs no further pass through the network.
     """
-    cohort, world, round = entry.cohort, entry.world, entry.round
+    cohort, world, round = run.cohort, run.world, run.round
     lane = type(prior)(*(leaf.unsqueeze(0) for leaf in prior))
-    key, lanes = cohort.keys(rng.PREDICT, round, [-1]), Lanes.of(cohort, entry.shared, [0], round)
+    key, lanes = cohort.keys(rng.PREDICT, round, [-1]), Lanes.after_round(cohort, run.shared, [0], round)
     blocks = np.array_split(np.arange(len(index)), max(1, len(index) // ROWS))[world.rank :: world.size]
-    labels = label_offset(cohort.algorithm, cohort.tables.constants)
+    labels = label_offset(cohort.algorithm, cohort.client_tensors.constants)
 
-    def work(chunk: int) -> dict[str, list[Any]]:
+    def predict_chunk(chunk: int) -> dict[str, list[Any]]:
         # Where memory is short, as many samples fit as in a training step of `chunk` clients.
         batch_rows = 2 * ROWS if chunk >= cohort.fed.clients else max(FEW, min(2 * ROWS, chunk * cohort.batch_size))
         predictions: dict[str, list[Any]] = {"prior": []} | ({} if labels is None else {"prior_level": []})
@@ -403,8 +403,8 @@ def _prior_predictions(entry: Entry, prior: Distribution, index: np.ndarray, own
         return predictions
 
     positions, notes = np.concatenate([np.empty(0, int), *blocks]), np.zeros((len(index), 0))
-    parts = fit_in_memory([cohort], cohort.chunk, work)
-    return {prefix: _gather(entry, len(index), positions, part, notes)[0] for prefix, part in parts.items()}
+    parts = fit_in_memory([cohort], cohort.chunk, predict_chunk)
+    return {prefix: _gather(run, len(index), positions, part, notes)[0] for prefix, part in parts.items()}
 
 
 def _mean(values: np.ndarray) -> float | None:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ..data import Federation
 from . import decisions
-from .predictions import Checks, Framed, Prediction, entropy
+from .predictions import Checks, NamedColumns, Prediction, entropy
 
 
 @dataclass(frozen=True)
-class MultiPrediction(Framed):
+class MultiPrediction(NamedColumns):
     """Class probabilities of several answers per input, with their uncertainty."""
 
     probs: np.ndarray  # [n, answers, classes], averaged over weight samples; of labels the classes are 0 and 1

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..report.page import Cell
-from ..runs.config import Table
+from ..report.page import TableCell
+from ..runs.config import JsonDict
 from .ranking import GAINS, HARMED, Comparison
 from .statistics import SEEDS_TO_TEST
 
-SHOWN = 100  # clients of a table on a page; the file has all
+SHOWN_CLIENTS = 100  # clients of a table on a page; the file has all
 
 
-def benefit_cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
+def benefit_cells(comparison: Comparison) -> tuple[list[str], list[list[TableCell]]]:
     """Return the head and the cells of a table with a row per client, the one that gains most from the best row first.
 
-    Of more than `SHOWN` clients it has the first and the last.
+    Of more than `SHOWN_CLIENTS` clients it has the first and the last.
     """
     main = comparison.columns[0]
     by_label = {row.label: {b.client: b for b in comparison.benefits(row.label)} for row in comparison.rows}
@@ -30,21 +30,21 @@ def benefit_cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
     if not by_label:
         return head, []
     order = list(next(iter(by_label.values())))
-    if len(order) > SHOWN:
-        order = order[: SHOWN // 2] + order[-SHOWN // 2 :]
+    if len(order) > SHOWN_CLIENTS:
+        order = order[: SHOWN_CLIENTS // 2] + order[-SHOWN_CLIENTS // 2 :]
     rows = []
     for client in order:
         first = next(by_client[client] for by_client in by_label.values() if client in by_client)
-        cells = [Cell(client), Cell("–" if first.rows is None else f"{first.rows:.0f}", first.rows)]
-        cells.append(Cell(main.cell(first.alone), first.alone))
+        cells = [TableCell(client), TableCell("–" if first.rows is None else f"{first.rows:.0f}", first.rows)]
+        cells.append(TableCell(main.cell(first.alone), first.alone))
         for by_client in by_label.values():
             benefit = by_client.get(client)
             if benefit is None:
-                cells.append(Cell("–"))
+                cells.append(TableCell("–"))
                 continue
             spread = "" if benefit.half is None else f" ± {main.cell(benefit.half)}"
             mark = {HARMED: " ▼", GAINS: " ▲"}.get(benefit.verdict, "")
-            cells.append(Cell(f"{main.cell(benefit.gain)}{spread}{mark}", benefit.gain))
+            cells.append(TableCell(f"{main.cell(benefit.gain)}{spread}{mark}", benefit.gain))
         rows.append(cells)
     return head, rows
 
@@ -73,7 +73,7 @@ def benefit_notes(comparison: Comparison) -> list[str]:
     return lines
 
 
-def benefit_records(comparison: Comparison) -> Iterable[Table]:
+def benefit_records(comparison: Comparison) -> Iterable[JsonDict]:
     """Yield a record per algorithm and client, as benefits.csv keeps them."""
     main = comparison.columns[0].key
     for row in comparison.rows:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from ..algorithms import digest_of
 from ..evaluation.measures import in_present_keys
 from ..files.sealed import parse_sealed, sealed_line
-from ..models import OWN, file_digest, folder_digest, is_folder
-from ..runs.config import RunConfig, Table, stored
+from ..models import USER_NETWORKS, file_digest, folder_digest, is_folder
+from ..runs.config import JsonDict, RunConfig, upgrade_config
 
 if TYPE_CHECKING:
     from .study import Study
@@ -42,7 +42,7 @@ class Cell:
 
     label: str
     config: RunConfig
-    personal: tuple[Table, ...] = ({},)
+    personal: tuple[JsonDict, ...] = ({},)
     curve: tuple[int, ...] = ()
     study: Study | None = None
     measure: str | None = None
@@ -58,7 +58,8 @@ class Cell:
         config = {k: v for k, v in config.items() if k not in LATER or v != getattr(RunConfig, k)}
         algorithm = self.config.algorithm_object()
         config |= {"lr": None, self.config.algorithm: algorithm.identity()}
-        if code := digest_of(algorithm) | ({name: OWN[name].digest} if (name := self.config.model) in OWN else {}):
+        name = self.config.model
+        if code := digest_of(algorithm) | ({name: USER_NETWORKS[name].digest} if name in USER_NETWORKS else {}):
             config["code"] = code
         if is_folder(self.config.model):
             config["model_files"] = folder_digest(self.config.model)  # the folder's name is not its content
@@ -68,7 +69,7 @@ class Cell:
         return json.dumps([config, list(self.personal), *extras], sort_keys=True)
 
     @cached_property
-    def work(self) -> float:
+    def estimated_rounds(self) -> float:
         """The estimated duration in rounds of training: its rounds, and the scoring, for which all clients train.
 
         Predicting counts as an epoch; a study's own questions and the scores of the curve are not counted.
@@ -102,13 +103,13 @@ def along(step: int, rounds: int) -> tuple[int, ...]:
 class Score:
     """The scores of one personal option of a trained federation; one that diverged has an error and no numbers."""
 
-    personal: Table
-    summary: Table  # the means and pooled measures of `fedabml.evaluation.scoring`
+    personal: JsonDict
+    summary: JsonDict  # the means and pooled measures of `fedabml.evaluation.scoring`
     clients: dict[str, list[float | None]]  # by measure, a value per client; None where a client has no such data
     error: str | None = None
     on: str = ""  # the name of the study's audience
     reliability: list[list[float]] = field(default_factory=list)  # by bin: confidence, share right, how many; or none
-    by_class: dict[str, Table] = field(default_factory=dict)  # pooled rows, recall and precision; none of two
+    by_class: dict[str, JsonDict] = field(default_factory=dict)  # pooled rows, recall and precision; none of two
 
 
 @dataclass(frozen=True)
@@ -117,19 +118,19 @@ class Result:
 
     identity: str
     label: str
-    config: Table  # of `RunConfig.to_dict`: what `RunConfig.of` reads back
+    config: JsonDict  # of `RunConfig.to_dict`: what `RunConfig.of` reads back
     scores: list[Score] = field(default_factory=list)
-    facts: Table = field(default_factory=dict)  # bytes_up, bytes_down, seconds, device, partition_hash, versions, ...
+    facts: JsonDict = field(default_factory=dict)  # bytes_up, bytes_down, seconds, device, versions, ...
     error: str | None = None
-    curve: list[Table] = field(default_factory=list)  # a line for every round of the cell's curve
-    found: Table = field(default_factory=dict)  # what the cell's study has found
+    curve: list[JsonDict] = field(default_factory=list)  # a line for every round of the cell's curve
+    found: JsonDict = field(default_factory=dict)  # what the cell's study has found
 
     @property
     def seed(self) -> int:
         """The seed of the run."""
         return int(self.config.get("seed", 0))
 
-    def by_round(self) -> dict[int, Table]:
+    def by_round(self) -> dict[int, JsonDict]:
         """Return by round what was recorded after it; after the last round this is the score."""
         last = int(self.config.get("rounds", RunConfig.rounds))
         noted = {int(line["round"]): line for line in self.curve}
@@ -146,7 +147,7 @@ class Result:
         identity = json.loads(fields["identity"])
         if isinstance(identity[0], str):  # earlier versions had the label in it
             identity = identity[1:]
-        identity[0], fields["config"] = stored(identity[0]), stored(fields["config"])
+        identity[0], fields["config"] = upgrade_config(identity[0]), upgrade_config(fields["config"])
         fields["identity"] = json.dumps(identity, sort_keys=True)
         scores = [Score(**score) for score in fields.pop("scores")]
         result = cls(**fields, scores=scores)

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..errors import shortened
 from ..evaluation.measures import MEASURES
-from ..report.page import Cell
-from ..runs.config import Table
+from ..report.page import TableCell
+from ..runs.config import JsonDict
 from .ranking import Comparison
 from .statistics import interval
 
@@ -33,31 +33,31 @@ def class_scores(comparison: Comparison, label: str) -> dict[str, dict[str, list
     return scores
 
 
-def class_cells(comparison: Comparison) -> tuple[list[str], list[list[Cell]]]:
+def class_cells(comparison: Comparison) -> tuple[list[str], list[list[TableCell]]]:
     """Return the head and the cells of the table of classes; it has no rows without more than two classes."""
     scores = {row.label: class_scores(comparison, row.label) for row in comparison.rows if row.scores}
     first = next((classes for classes in scores.values() if classes), {})
     if not first:
         return [], []
     counts = [float(np.mean(values["rows"])) for values in first.values()]
-    rows = [[Cell("rows"), Cell(""), *(Cell(f"{count:,.0f}", count) for count in counts)]]
+    rows = [[TableCell("rows"), TableCell(""), *(TableCell(f"{count:,.0f}", count) for count in counts)]]
     for label, classes in scores.items():
         for key in RATES if classes else ():
             cells = (_cell(key, classes.get(name, {}).get(key, [])) for name in first)
-            rows.append([Cell(label), Cell(MEASURES[key].heading), *cells])
+            rows.append([TableCell(label), TableCell(MEASURES[key].heading), *cells])
     return ["algorithm", "of the class", *(shortened(name, 40) for name in first)], rows
 
 
-def _cell(key: str, values: list[float]) -> Cell:
+def _cell(key: str, values: list[float]) -> TableCell:
     """Return the mean of a measure over seeds, with half of its interval; a dash where it is not defined."""
     if not values:
-        return Cell(NONE)
+        return TableCell(NONE)
     mean, half = interval(values)
     measure = MEASURES[key]
-    return Cell(measure.cell(mean) + ("" if half is None else f" ± {measure.cell(half)}"), mean)
+    return TableCell(measure.cell(mean) + ("" if half is None else f" ± {measure.cell(half)}"), mean)
 
 
-def class_record(comparison: Comparison, label: str) -> Table:
+def class_record(comparison: Comparison, label: str) -> JsonDict:
     """Return a row's means by class, as table.csv and table.json have them: `recall[cat]`, `precision[cat]`."""
     scores = class_scores(comparison, label)
     return {

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..accel.process import borrowed
 from ..algorithms import REGISTRY
-from ..arguments import MOST, checked_integer
+from ..arguments import MAX_INTEGER, checked_integer
 from ..data.once import reading_once
 from ..engine.processes import with_folder_lock
 from ..errors import InputError, nearest
@@ -27,7 +27,7 @@ from ..evaluation.scoring import check_rows
 from ..files.paths import write
 from ..files.sealed import read_json, write_json
 from ..report import save_heat_map
-from ..runs.config import RunConfig, Table, as_typed, names, stored
+from ..runs.config import JsonDict, RunConfig, command_line_name, names, upgrade_config
 from ..runs.prepare import resolve_split
 from ..runs.request import command, describe, differences, flags, resume_command
 from .cell import MACHINE, Cell, Result, along
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 REQUEST, CELLS = "comparison.json", "cells.jsonl"
 MANIFEST, PICTURE = "manifest-{}.json", "partition-{}.svg"  # of the first seed's data
 # Keys of a run that a comparison decides itself, and how a user chooses them instead.
-OWN = {"algorithm": "use --algorithms instead.", "seed": "use --seeds instead."}
-OWN |= dict.fromkeys(("evaluate", "eval_clients", "eval_all"), "every client is scored at the end.")
-FREE = {*MACHINE} - {"eval_every"}  # keys of the setting that a resumed comparison may change
+SET_BY_COMPARE = {"algorithm": "use --algorithms instead.", "seed": "use --seeds instead."}
+SET_BY_COMPARE |= dict.fromkeys(("evaluate", "eval_clients", "eval_all"), "every client is scored at the end.")
+MAY_CHANGE = {*MACHINE} - {"eval_every"}  # keys of the setting that a resumed comparison may change
 MANY_SEEDS = 10_000
 # Which default step sizes a comparison's rows rely on. Those written without it have other ones than today's.
-DEFAULTS, FORMER = 2, {"lr": 0.03, "personal_lr": "none"}
+DEFAULTS_VERSION, FORMER = 2, {"lr": 0.03, "personal_lr": "none"}
 FORMER_OWN = {name: {"personal_epochs": 0} for name in ("ditto", "fedrep", "pfedbayes")}
 Rows = dict[str, RunConfig]
 
@@ -63,8 +63,8 @@ def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], overrides: Ma
     """
     overrides, algorithm_names = overrides or {}, names("algorithm")
     for name in overrides:
-        if name in OWN:
-            raise InputError(f"--set {name}=… is not accepted here: {OWN[name]}")
+        if name in SET_BY_COMPARE:
+            raise InputError(f"--set {name}=… is not accepted here: {SET_BY_COMPARE[name]}")
         if name in algorithm_names and name not in algorithms:
             raise InputError(
                 f"--set {name}.… is for {name}, which is not among the named algorithms.{nearest(name, algorithms)}"
@@ -73,7 +73,7 @@ def configs(algorithms: Sequence[str], *layers: Mapping[str, Any], overrides: Ma
     repeated_name = next((name for i, name in enumerate(algorithms) if name in algorithms[:i]), None)
     if repeated_name is not None:
         raise InputError(f"The algorithm '{repeated_name}' is named twice.")
-    common = [{k: v for k, v in layer.items() if k not in OWN} for layer in layers]
+    common = [{k: v for k, v in layer.items() if k not in SET_BY_COMPARE} for layer in layers]
     rows = {}
     for name in algorithms:
         row_overrides = {k: v for k, v in overrides.items() if k not in algorithm_names or k == name}
@@ -99,9 +99,11 @@ def check_seeds(seeds: Sequence[int]) -> None:
     """Refuse seeds that are negative, too large, given twice, or too many."""
     if len(seeds) > MANY_SEEDS:
         raise InputError(f"{len(seeds)} seeds are more than {MANY_SEEDS:,}, the most that an experiment takes.")
-    if not 0 <= min(seeds) <= max(seeds) <= MOST or len(set(seeds)) < len(seeds):
+    if not 0 <= min(seeds) <= max(seeds) <= MAX_INTEGER or len(set(seeds)) < len(seeds):
         words = ", ".join(map(str, seeds))
-        raise InputError(f"Seeds are whole numbers of at least 0 and at most {MOST}, each once; they are {words}.")
+        raise InputError(
+            f"Seeds are whole numbers of at least 0 and at most {MAX_INTEGER}, each once; they are {words}."
+        )
 
 
 def seeds_flag(seeds: Sequence[int]) -> str:
@@ -112,7 +114,7 @@ def seeds_flag(seeds: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class Request:
+class ComparisonRequest:
     """What is compared: configurations by label, which differ in the algorithm alone, and the seeds."""
 
     rows: Rows
@@ -121,7 +123,7 @@ class Request:
     study: Study = PLAIN
 
     @classmethod
-    def of(cls, rows: Mapping[str, RunConfig], seeds: int | Sequence[int], study: Study = PLAIN) -> Request:
+    def of(cls, rows: Mapping[str, RunConfig], seeds: int | Sequence[int], study: Study = PLAIN) -> ComparisonRequest:
         """Return a checked request: one setting, valid hyperparameters and seeds."""
         if isinstance(seeds, int):
             seeds = range(seeds)
@@ -134,7 +136,7 @@ class Request:
         for label, config in request.rows.items():
             config.algorithm_object()  # its hyperparameters are checked before anything else is done
             same_algorithm = config.with_changes(algorithm=setting.algorithm, hyper=setting.hyper)
-            differ = {key: pair for key, pair in setting.differences(same_algorithm).items() if key not in FREE}
+            differ = {key: pair for key, pair in setting.differences(same_algorithm).items() if key not in MAY_CHANGE}
             if differ:
                 keys = "; ".join(f"{key} = {a} and {b}" for key, (a, b) in differ.items())
                 raise InputError(f"'{first}' and '{label}' are of different settings, so they do not compare: {keys}.")
@@ -167,22 +169,22 @@ class Request:
         if self.study.given:
             return f"fedabml.compare(federation, ..., algorithms={[*self.rows]}, seeds={[*self.seeds]}, out='{out}')"
         plain = self.setting.with_changes(algorithm=RunConfig.algorithm, hyper={})
-        rows = ",".join(map(as_typed, self.rows))
-        options: Table = {"algorithms": rows, "seeds": seeds_flag(self.seeds)} | plain.options()
+        rows = ",".join(map(command_line_name, self.rows))
+        options: JsonDict = {"algorithms": rows, "seeds": seeds_flag(self.seeds)} | plain.options()
         options |= {config.algorithm: dict(config.hyper) for config in self.rows.values()}
         return command("compare", flags(options), out)
 
     # -- on disk ----------------------------------------------------------------------------------------------------
-    def to_dict(self) -> Table:
+    def to_dict(self) -> JsonDict:
         """Return the request as comparison.json keeps it."""
-        row_keys = {*OWN, self.setting.algorithm}
+        row_keys = {*SET_BY_COMPARE, self.setting.algorithm}
         shared = {k: v for k, v in self.setting.to_dict(everything=True).items() if k not in row_keys}
         rows = {label: {"algorithm": c.algorithm, "hyper": dict(c.hyper)} for label, c in self.rows.items()}
-        content = {"setting": shared, "rows": rows, "seeds": list(self.seeds), "defaults": DEFAULTS}
+        content = {"setting": shared, "rows": rows, "seeds": list(self.seeds), "defaults": DEFAULTS_VERSION}
         return content | ({} if self.study is PLAIN else {"study": self.study.identity})
 
     @classmethod
-    def read(cls, out: Path, study: Study = PLAIN) -> Request:
+    def read(cls, out: Path, study: Study = PLAIN) -> ComparisonRequest:
         """Return the request that a folder was made for, on the data of this study."""
         content = read(out, "compare")
         if study.identity != content.get("study", PLAIN.identity):
@@ -191,7 +193,7 @@ class Request:
                 "fedabml.compare there with the same ones, or give another folder with --out."
             )
         try:
-            setting, rows = stored(content["setting"]), {}
+            setting, rows = upgrade_config(content["setting"]), {}
             for label, row in content["rows"].items():
                 name = row["algorithm"]
                 rows[label] = RunConfig.of(setting, {"algorithm": name, name: row["hyper"]})
@@ -202,7 +204,7 @@ class Request:
                 f"'{out / REQUEST}' is not a comparison's ({error!r}). Give another folder with --out."
             ) from error
 
-    def joined(self, saved: Request, out: Path, resume: bool) -> Request:
+    def joined(self, saved: ComparisonRequest, out: Path, resume: bool) -> ComparisonRequest:
         """Return this request joined to the one that a folder was made for; both must have one setting.
 
         Other rows or seeds are accepted only with `resume`. Rows that are added to a comparison with earlier defaults
@@ -212,17 +214,17 @@ class Request:
         pair = saved, replace(self, rows=rows)
         common = rows.keys() & saved.rows.keys()
         was, now = (r.to_dict()["setting"] | {"rows": {k: _row(r.rows[k]) for k in common}} for r in pair)
-        refuse_changes(out, "compare", was, now, FREE)
+        refuse_changes(out, "compare", was, now, MAY_CHANGE)
         changes = differences(*({"algorithms": sorted(r.rows), "seeds": sorted(r.seeds)} for r in pair))
         if changes and not resume:
             raise InputError(
                 f"The comparison in '{out}' has other rows or seeds: {describe(changes)}. Extend it with --resume: the "
                 "table then has both. Or give another folder with --out."
             )
-        return Request({**saved.rows, **rows}, tuple(sorted({*saved.seeds, *self.seeds})), study=self.study)
+        return ComparisonRequest({**saved.rows, **rows}, tuple(sorted({*saved.seeds, *self.seeds})), study=self.study)
 
 
-def _row(config: RunConfig) -> Table:
+def _row(config: RunConfig) -> JsonDict:
     return {"algorithm": config.algorithm, **config.hyper}
 
 
@@ -260,9 +262,9 @@ def compare(
     error. `finished` are cells.jsonl of other folders or machines, whose cells are not run again. A `study` has other
     data or networks than the rows' own.
     """
-    folder, request = Path(out), Request.of(rows, seeds, study)
+    folder, request = Path(out), ComparisonRequest.of(rows, seeds, study)
     if resume or begun(folder, "compare"):
-        request = request.joined(Request.read(folder, study), folder, resume)
+        request = request.joined(ComparisonRequest.read(folder, study), folder, resume)
     ledger = Ledger(folder / CELLS, finished)
     refused, notes, fed = _refused(request, ledger, callbacks.download)
     for text in notes:
@@ -283,7 +285,8 @@ def compare(
 
 def page(folder: Path, title: str | None = None) -> str:
     """Return the page of a finished comparison, drawn from its cells: nothing is run, and no data are needed."""
-    request, ledger, refused = Request.read(folder), Ledger(folder / CELLS), _recorded_refusals(folder / TABLE)
+    request, ledger = ComparisonRequest.read(folder), Ledger(folder / CELLS)
+    refused = _recorded_refusals(folder / TABLE)
     cells = request.cells(refused)
     missing = [cell for cell in cells if cell not in ledger]
     if missing:
@@ -297,7 +300,7 @@ def page(folder: Path, title: str | None = None) -> str:
     return drawn
 
 
-def _manifest(request: Request, folder: Path) -> Table | None:
+def _manifest(request: ComparisonRequest, folder: Path) -> JsonDict | None:
     """Read the manifest of the first seed's partition, if its data were here when it ran."""
     path = folder / MANIFEST.format(request.seeds[0])
     return read_json(path) if path.is_file() else None
@@ -313,7 +316,7 @@ def _recorded_refusals(path: Path) -> dict[str, str]:
 
 
 def _refused(
-    request: Request, ledger: Ledger, download: Progress | None
+    request: ComparisonRequest, ledger: Ledger, download: Progress | None
 ) -> tuple[dict[str, str], list[str], Federation | None]:
     """Return the rows that cannot run with the reason, found before anything runs; notes; and the first seed's data.
 
@@ -336,7 +339,7 @@ def _refused(
     return refused, notes, fed if first.seed == request.seeds[0] else None
 
 
-def _ranked(request: Request, ledger: Ledger, refused: Mapping[str, str]) -> Comparison:
+def _ranked(request: ComparisonRequest, ledger: Ledger, refused: Mapping[str, str]) -> Comparison:
     """Return the comparison of a request whose cells are finished."""
     results = {(cell.label, cell.config.seed): ledger[cell] for cell in request.cells(refused)}
     _check_data(results.values(), {})

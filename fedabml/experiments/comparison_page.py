@@ -10,9 +10,9 @@ from ..report import page
 from ..report.canvas import PAGE, Axis
 from ..report.charts import Series, scatter
 from ..report.page import Figure, Section
-from ..report.read import Client, Run
+from ..report.read import Client, SavedRun
 from ..report.run_page import render as render_runs
-from ..runs.config import Table
+from ..runs.config import JsonDict
 from .benefits import benefit_cells, benefit_notes
 from .class_tables import NOTE, class_cells
 from .comparison_tables import Rows, cells, decision_cells, decision_notes, explained, harm_cells, titled
@@ -21,7 +21,7 @@ from .ranking import Comparison, Row
 CLIENT_COLUMNS = ("accuracy", "rmse", "auroc", "recall", "nll", "mae", "coverage")  # of the page's tables of clients
 
 
-def render(comparison: Comparison, command: str, title: str | None = None, manifest: Table | None = None) -> str:
+def render(comparison: Comparison, command: str, title: str | None = None, manifest: JsonDict | None = None) -> str:
     """Return the page, empty where fewer than two rows have numbers; `manifest` is of the first seed's partition."""
     scored = [row for row in comparison.rows if row.scores]
     if len(scored) < 2:
@@ -36,7 +36,7 @@ def render(comparison: Comparison, command: str, title: str | None = None, manif
     return render_runs(runs, title or titled(comparison), sections)
 
 
-def run_of(comparison: Comparison, row: Row, command: str = "") -> Run:
+def run_of(comparison: Comparison, row: Row, command: str = "") -> SavedRun:
     """Return a row as the page's figures read it: one run, whose clients are those of all seeds."""
     config = row.config
     rows_of_class = (f"rows[{name}]" for name in comparison.class_names)
@@ -58,7 +58,7 @@ def run_of(comparison: Comparison, row: Row, command: str = "") -> Run:
     description: dict[str, Any] = {"dataset": Path(config.data).name if config.data else config.dataset or "digits"}
     description |= {"command": command} | ({"clients": sizes.pop()} if len(sizes) == 1 else {})
     settings = {k: v for k, v in config.relevant().items() if k not in ("dataset", "clients", "seed")} | description
-    return Run(Path(row.label), settings, summary, comparison.curve(row.label), clients, name=row.label)
+    return SavedRun(Path(row.label), settings, summary, comparison.curve(row.label), clients, name=row.label)
 
 
 def _summary(comparison: Comparison, scored: list[Row]) -> list[Section]:

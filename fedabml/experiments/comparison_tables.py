@@ -14,18 +14,18 @@ from ..files.formats import size
 from ..files.paths import write
 from ..files.sealed import write_json
 from ..files.sheets import csv_records, markdown_table
-from ..report.page import Cell
+from ..report.page import TableCell
 from ..report.score_tables import BASE_NOTE
-from ..runs.config import Table
+from ..runs.config import JsonDict
 from ..version import __version__
 from .benefits import benefit_cells, benefit_notes, benefit_records
 from .class_tables import NOTE, class_cells, class_record
-from .ranking import BASE, LEVEL, WORST, Comparison, Loss, Row
+from .ranking import BASE, LEVEL, WORST, ClientLoss, Comparison, Row
 from .statistics import SEEDS_TO_TEST
 
 NONE = "–"
 TABLE = "table.json"
-Rows = list[list[Cell]]
+Rows = list[list[TableCell]]
 
 
 def grid(comparison: Comparison, brief: bool = False, lead: bool = False) -> tuple[list[str], list[list[str]]]:
@@ -60,8 +60,8 @@ def cells(comparison: Comparison, brief: bool = False, lead: bool = False) -> tu
     head += [_harm_heading(comparison)] * bool(comparison.local)
     rows = [_row(comparison, row, brief, lead) for row in comparison.rows]
     if base := _base(comparison, comparison.columns):
-        base[2:2] = [Cell(NONE)] * lead
-        rows.append([*base, *[Cell(NONE)] * (len(head) - len(base))])
+        base[2:2] = [TableCell(NONE)] * lead
+        rows.append([*base, *[TableCell(NONE)] * (len(head) - len(base))])
     return head, rows
 
 
@@ -76,17 +76,17 @@ def decision_cells(comparison: Comparison, brief: bool = False) -> tuple[list[st
     head, rows = ["algorithm", *(measure.heading for measure in columns)], []
     for row in comparison.rows:
         scores = {column: row.scores.get(column.key, (None, None)) for column in columns}
-        cells = [Cell(_mean(column, m, None if brief else half), m) for column, (m, half) in scores.items()]
-        rows.append([Cell(row.label), *cells])
+        cells = [TableCell(_mean(column, m, None if brief else half), m) for column, (m, half) in scores.items()]
+        rows.append([TableCell(row.label), *cells])
     base = _base(comparison, columns)
     return head, [*rows, *([base] if base else [])]
 
 
-def _base(comparison: Comparison, columns: Sequence[Measure]) -> list[Cell]:
+def _base(comparison: Comparison, columns: Sequence[Measure]) -> list[TableCell]:
     """Return the base rate's row; empty where results do not have it."""
     values = [comparison.base.get(column.key) for column in columns]
-    cells = [Cell(_mean(column, value, None), value) for column, value in zip(columns, values, strict=True)]
-    return [Cell(BASE), *cells] if any(value is not None for value in values) else []
+    cells = [TableCell(_mean(column, value, None), value) for column, value in zip(columns, values, strict=True)]
+    return [TableCell(BASE), *cells] if any(value is not None for value in values) else []
 
 
 def decision_notes(comparison: Comparison) -> list[str]:
@@ -102,27 +102,27 @@ def decision_notes(comparison: Comparison) -> list[str]:
     return lines if comparison.decisions else []
 
 
-def _row(comparison: Comparison, row: Row, brief: bool, lead: bool) -> list[Cell]:
-    cells = [Cell(row.label)]
+def _row(comparison: Comparison, row: Row, brief: bool, lead: bool) -> list[TableCell]:
+    cells = [TableCell(row.label)]
     for i, column in enumerate(comparison.columns):
         mean, half = row.scores.get(column.key, (None, None))
-        cells.append(Cell(_mean(column, mean, None if brief and i > 1 else half), mean))
+        cells.append(TableCell(_mean(column, mean, None if brief and i > 1 else half), mean))
     main = cells[1]
     # The mark: the best, not significantly different from it, diverged in some seeds.
     mark = "* " if row.best else "≈ " if row.not_significant else "† " if row.diverged else ""
     text = "diverged" if row.diverged and not row.scores else mark + main.text
-    cells[1] = Cell(text, main.value, best=row.best)
+    cells[1] = TableCell(text, main.value, best=row.best)
     if lead:
         mean, half = (row.lead.mean, row.lead.half) if row.lead else (None, None)
-        cells.insert(2, Cell(_mean(comparison.columns[0], mean, half), mean))
-    cells.append(Cell(NONE if row.traffic is None else size(row.traffic), row.traffic))
-    cells.append(Cell(NONE if row.seconds is None else f"{row.seconds:.1f}", row.seconds))
+        cells.insert(2, TableCell(_mean(comparison.columns[0], mean, half), mean))
+    cells.append(TableCell(NONE if row.traffic is None else size(row.traffic), row.traffic))
+    cells.append(TableCell(NONE if row.seconds is None else f"{row.seconds:.1f}", row.seconds))
     if comparison.local is None:
         return cells
     share = comparison.harmed_share(row.label)
     if _harm_heading(comparison) == "worse":
         share = row.harm.share if row.harm else None
-    return [*cells, Cell(NONE if share is None else f"{share:.0%}", share)]
+    return [*cells, TableCell(NONE if share is None else f"{share:.0%}", share)]
 
 
 def _harm_heading(comparison: Comparison) -> str:
@@ -143,14 +143,14 @@ def harm_cells(comparison: Comparison) -> tuple[list[str], Rows]:
     main, rows = comparison.columns[0], []
     for row in comparison.rows:
         if row.harm:
-            counts = [Cell(str(n), n) for n in (row.harm.worse, row.harm.equal, row.harm.better)]
-            loss = Cell(main.cell(row.harm.loss) if row.harm.worse else NONE, row.harm.loss)
-            worst = Cell(_hit(comparison, row.harm.worst[0]) if row.harm.worst else NONE)
-            rows.append([Cell(row.label), *counts, loss, worst])
+            counts = [TableCell(str(n), n) for n in (row.harm.worse, row.harm.equal, row.harm.better)]
+            loss = TableCell(main.cell(row.harm.loss) if row.harm.worse else NONE, row.harm.loss)
+            worst = TableCell(_hit(comparison, row.harm.worst[0]) if row.harm.worst else NONE)
+            rows.append([TableCell(row.label), *counts, loss, worst])
     return ["algorithm", "worse", "equal", "better", f"mean loss ({_unit(main)})", "hit hardest"], rows
 
 
-def _hit(comparison: Comparison, loss: Loss) -> str:
+def _hit(comparison: Comparison, loss: ClientLoss) -> str:
     """Return a client's loss, with its number of rows where these are few."""
     main, rows = comparison.columns[0], ""
     if (counts := comparison.counts.get(loss.seed)) is not None:
@@ -306,7 +306,7 @@ def markdown(comparison: Comparison, command: str) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def to_json(comparison: Comparison, command: str) -> Table:
+def to_json(comparison: Comparison, command: str) -> JsonDict:
     """Return everything about the comparison as table.json keeps it."""
     first = comparison.rows[0].config
     setting = {k: v for k, v in first.relevant().items() if k not in ("algorithm", "seed", first.algorithm)}
@@ -322,7 +322,7 @@ def to_json(comparison: Comparison, command: str) -> Table:
     }  # fmt: skip
 
 
-def _object(comparison: Comparison, row: Row) -> Table:
+def _object(comparison: Comparison, row: Row) -> JsonDict:
     """Return a row as table.json keeps it: its record, with the scores of every seed and what else is known."""
     seeds = comparison.finished(row.label)
     return {"label": row.label} | _record(comparison, row) | {
@@ -333,14 +333,14 @@ def _object(comparison: Comparison, row: Row) -> Table:
     }  # fmt: skip
 
 
-def _loss(loss: Loss) -> Table:
+def _loss(loss: ClientLoss) -> JsonDict:
     """Return a client's loss by the names that table.json has always had."""
     return {"seed": loss.seed, "client": loss.client, "alone": loss.local_value, "here": loss.value}
 
 
-def _record(comparison: Comparison, row: Row) -> Table:
+def _record(comparison: Comparison, row: Row) -> JsonDict:
     """Return a row as one record of numbers."""
-    record: Table = {"algorithm": row.label, "refused": row.refused, "diverged": len(row.diverged)}
+    record: JsonDict = {"algorithm": row.label, "refused": row.refused, "diverged": len(row.diverged)}
     for key in comparison.measures:
         record[key], record[f"{key}_half"] = row.scores.get(key, (None, None))
     record |= class_record(comparison, row.label)
@@ -355,7 +355,7 @@ def _record(comparison: Comparison, row: Row) -> Table:
     }  # fmt: skip
 
 
-def _clients(comparison: Comparison) -> Iterable[Table]:
+def _clients(comparison: Comparison) -> Iterable[JsonDict]:
     """Yield a record per algorithm, seed and client: the main measure beside Local only, and all that results hold."""
     main = comparison.columns[0].key
     measures = [key for key in comparison.client_measures if key not in (main, "nll")]

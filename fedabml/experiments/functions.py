@@ -22,17 +22,17 @@ from typing import Any
 from torch import nn
 
 from ..accel.process import borrowed
-from ..algorithms import REGISTRY, Algorithm, make, name_of, named
+from ..algorithms import REGISTRY, Algorithm, make, name_of, register_user_algorithm
 from ..arguments import check, checked_integer, checks_arguments
 from ..data import Federation, read_table
 from ..data.table import as_columns
 from ..errors import InputError, nearest, quoted
-from ..models import named as named_model
+from ..models import register_user_network
 from ..runs import presets
-from ..runs.config import DATA_KEYS, TABLE_KEYS, RunConfig, Table, read_toml, without_commands
+from ..runs.config import DATA_KEYS, TABLE_KEYS, JsonDict, RunConfig, read_toml, without_commands
 from . import compare as comparing
 from . import tune as tuning
-from .compare import OWN, configs
+from .compare import SET_BY_COMPARE, configs
 from .paper import EXPERIMENTS, PROTOCOLS, Findings, Request, run, run_part
 from .progress import CellProgress, SearchProgress, followed
 from .ranking import Comparison
@@ -97,8 +97,8 @@ def _rows(
         if options or config or preset or not all(isinstance(entry, RunConfig) for entry in algorithms.values()):
             raise InputError("Configurations stand alone: give no other algorithms, options, config or preset.")
         return dict(algorithms), PLAIN if fed is None else _study_of(fed)
-    for name in options.keys() & OWN.keys():
-        raise InputError(f"compare takes no '{name}': {OWN[name].replace('--', '')}")
+    for name in options.keys() & SET_BY_COMPARE.keys():
+        raise InputError(f"compare takes no '{name}': {SET_BY_COMPARE[name].replace('--', '')}")
     layers, study = _setting("compare", fed, model, config, preset, options)
     chosen = algorithms if isinstance(algorithms, Mapping) else _labelled(algorithms)
     rows = {}
@@ -120,12 +120,12 @@ def _labelled(algorithms: Sequence[Any]) -> dict[str, Any]:
     return chosen
 
 
-def _algorithms(algorithms: Iterable[Any]) -> list[tuple[str, Table]]:
+def _algorithms(algorithms: Iterable[Any]) -> list[tuple[str, JsonDict]]:
     """Return the name and changed hyperparameters of each algorithm.
 
     Two classes of one name are refused, because only the last is registered.
     """
-    chosen, entries = list[tuple[str, Table]](), dict[str, Any]()
+    chosen, entries = list[tuple[str, JsonDict]](), dict[str, Any]()
     for algorithm in algorithms:
         name, hyper = _algorithm(algorithm)
         entry = REGISTRY.get(name)
@@ -135,12 +135,12 @@ def _algorithms(algorithms: Iterable[Any]) -> list[tuple[str, Table]]:
     return chosen
 
 
-def _algorithm(algorithm: Any) -> tuple[str, Table]:
+def _algorithm(algorithm: Any) -> tuple[str, JsonDict]:
     """Return the registered name of an algorithm, and the hyperparameters that an object has set otherwise."""
     if isinstance(algorithm, str):
-        return named(algorithm), {}
+        return register_user_algorithm(algorithm), {}
     if isinstance(algorithm, Algorithm):
-        named(type(algorithm))  # a class of the caller's gets a name
+        register_user_algorithm(type(algorithm))  # a class of the caller's gets a name
         name = name_of(algorithm)
         default_values = make(name).values()
         return name, {key: v for key, v in algorithm.values().items() if v != default_values[key]}
@@ -182,7 +182,7 @@ def tune(
     """
     for name, values in (fixed or {}).items():
         check(values, Mapping, f"tune: fixed[{name!r}], the hyperparameters of an algorithm,")
-    held: dict[str, Table] = {name: dict(values) for name, values in (fixed or {}).items()}
+    held: dict[str, JsonDict] = {name: dict(values) for name, values in (fixed or {}).items()}
     chosen = None if algorithms is None else _algorithms(algorithms)
     names = None if chosen is None else [name for name, _ in chosen]
     study = PLAIN if fed is None else _study_of(fed)
@@ -191,9 +191,9 @@ def tune(
             raise InputError("Give a RunConfig, or a model and options, not both.")
         plan = config
     else:
-        for name in options.keys() & {*OWN, "eval_every"}:
+        for name in options.keys() & {*SET_BY_COMPARE, "eval_every"}:
             raise InputError(
-                f"tune takes no '{name}': {OWN.get(name, 'trials are scored at the end.').replace('--', '')}"
+                f"tune takes no '{name}': {SET_BY_COMPARE.get(name, 'trials are scored at the end.').replace('--', '')}"
             )
         layers, study = _setting("tune", fed, model, config, preset, options)
         every = names or list(tuning.REGISTRY)
@@ -221,7 +221,7 @@ def _setting(
     config: AnyPath | None,
     preset: str | None,
     options: Mapping[str, Any],
-) -> tuple[list[Table], Study]:
+) -> tuple[list[JsonDict], Study]:
     """Return the layers of keys of a run, and the study that has what is no key: a federation, a frame or a module."""
     keys = {name: os.fspath(v) if isinstance(v, os.PathLike) else v for name, v in options.items()}
     file = without_commands(read_toml(Path(config))) if config is not None else {}
@@ -233,7 +233,7 @@ def _setting(
                 raise InputError(f"{call}: '{name}' chooses data, but the data are given already. Leave '{name}' out.")
     table = {name: keys.pop(name) for name in (*TABLE_KEYS, "task", "drop_small") if frame is not None and name in keys}
     if isinstance(model, str):
-        keys["model"] = named_model(model)
+        keys["model"] = register_user_network(model)
     module = model if isinstance(model, nn.Module) else None
     layers = [presets.layer(preset, keys.get("dataset", file.get("dataset")))] if preset else []
     layers += [file, keys]

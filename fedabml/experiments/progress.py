@@ -45,8 +45,8 @@ class CellProgress(Display):
 
     def start(self, todo: Sequence[Cell], finished: int = 0) -> None:
         """Begin with the cells to run now; `finished` cells of the experiment were finished before."""
-        self.works |= {cell.identity: cell.work for cell in todo}
-        self.expect([cell.work for cell in todo], finished)
+        self.works |= {cell.identity: cell.estimated_rounds for cell in todo}
+        self.expect([cell.estimated_rounds for cell in todo], finished)
 
     def expect(self, works: Sequence[float], finished: int) -> None:
         """Begin with cells of `works` rounds each, or correct what was expected after `finished` cells."""
@@ -83,14 +83,14 @@ class CellProgress(Display):
     def round(self, cells: Sequence[Cell], round: float) -> None:
         """Show that cells which run together have finished a round or, after the last one, a part of their scoring."""
         cells = [cell for cell in cells if cell.identity not in self.over] or cells
-        self.works |= {cell.identity: cell.work for cell in cells}
-        self.progress |= {cell.identity: min(round, cell.work) for cell in cells}
+        self.works |= {cell.identity: cell.estimated_rounds for cell in cells}
+        self.progress |= {cell.identity: min(round, cell.estimated_rounds) for cell in cells}
         first, others = cells[0], f" and {len(cells) - 1} more" if len(cells) > 1 else ""
         stage, rounds = "scoring", first.config.rounds
         if round < rounds:
             stage = f"round {round}/{rounds}"
         elif round > rounds:
-            stage += f", {(round - rounds) / (first.work - rounds):.0%} done"
+            stage += f", {(round - rounds) / (first.estimated_rounds - rounds):.0%} done"
         now = f"{first.label}, seed {first.config.seed}{others}, {stage}"
         self.refresh(now)
         if not self.bar and time.perf_counter() - self.last_line > self.LONGEST_SILENCE:

@@ -29,7 +29,7 @@ from ..evaluation.measures import (
     of_large,
 )
 from ..files.sheets import frame, html_card
-from ..runs.config import RunConfig, Table
+from ..runs.config import JsonDict, RunConfig
 from .cell import Result
 from .statistics import SEEDS_TO_TEST, Paired, holm, interval, mean, paired
 
@@ -43,7 +43,7 @@ HARMED, GAINS, OPEN = "harmed", "gains", "not significant"  # what a client's in
 BASE = "base rate"  # the label of the row that no algorithm has
 
 
-class Loss(NamedTuple):
+class ClientLoss(NamedTuple):
     """A client that a method serves worse than training alone would."""
 
     seed: int
@@ -60,7 +60,7 @@ class Harm:
     equal: int
     better: int
     loss: float  # mean, of those it serves worse
-    worst: list[Loss]
+    worst: list[ClientLoss]
 
     @property
     def share(self) -> float:
@@ -128,7 +128,11 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """Show a notebook the table, the best row first."""
-        properties: Table = {"seeds": ", ".join(map(str, self.seeds)), "scored on": self.split, "folder": self.folder}
+        properties: dict[str, Any] = {
+            "seeds": ", ".join(map(str, self.seeds)),
+            "scored on": self.split,
+            "folder": self.folder,
+        }
         return html_card(
             "Comparison", properties | {"warnings": "; ".join(self.warnings) or None}, self.records("algorithm")
         )
@@ -138,7 +142,7 @@ class Comparison:
         """The best row; None if no row was finished with every seed."""
         return next((row for row in self.rows if row.scores and not row.diverged), None)
 
-    def records(self, by: str = "client") -> list[Table]:
+    def records(self, by: str = "client") -> list[JsonDict]:
         """Return records by "client" (one for each algorithm, seed and client) or by "algorithm" (a row each).
 
         Of an algorithm, `worse` is the number of clients that Local only serves better, by however little and each seed
@@ -196,7 +200,7 @@ class Comparison:
         verdicts = [benefit.verdict for benefit in self.benefits(label) if benefit.verdict]
         return verdicts.count(HARMED) / len(verdicts) if verdicts else None
 
-    def _client_records(self) -> Iterator[Table]:
+    def _client_records(self) -> Iterator[JsonDict]:
         for row in self.rows:
             for seed, result in self.finished(row.label).items():
                 sizes = {"n_train": result.facts.get("train_rows"), f"n_{self.split}": result.facts.get("rows")}
@@ -244,7 +248,7 @@ class Comparison:
         return (*COMPARED[self.task], *calibrated)
 
     @cached_property
-    def _summaries(self) -> list[Table]:
+    def _summaries(self) -> list[JsonDict]:
         return [result.scores[0].summary for result in self.results.values() if result.scores]
 
     @cached_property
@@ -322,7 +326,7 @@ class Comparison:
         value: float | None = summary.get(self._key(measure, summary))
         return value
 
-    def _key(self, measure: str, summary: Table, prefix: str = "") -> str:
+    def _key(self, measure: str, summary: JsonDict, prefix: str = "") -> str:
         """Return the key of a measure: clients of few rows count in the table's means, but not in those of decisions.
 
         They do not count in the base rate's worst tenth either.
@@ -343,7 +347,7 @@ class Comparison:
         scored = (result.scores[0].clients for result in self.results.values() if result.scores)
         return list(dict.fromkeys(key for columns in scored for key in columns))
 
-    def reliability(self, label: str) -> list[Table]:
+    def reliability(self, label: str) -> list[JsonDict]:
         """Return how often a row's predictions are right by confidence, over all seeds; empty if a seed lacks it."""
         tables = [result.scores[0].reliability for result in self.finished(label).values()]
         if not tables or not all(tables):
@@ -355,13 +359,13 @@ class Comparison:
             {"confidence": c, "accuracy": a, "count": n} for c, a, n in np.stack([confidence, right, count], 1).tolist()
         ]
 
-    def curve(self, label: str) -> list[Table]:
+    def curve(self, label: str) -> list[JsonDict]:
         """Return a row's first measure after rounds, mean over seeds with half of its interval; empty without a curve.
 
         A round in which a seed could not be scored has no mean: it would be one of the other seeds alone.
         """
         curves, key = [r.by_round() for r in self.finished(label).values()], self.columns[0].key
-        points: list[Table] = []
+        points: list[JsonDict] = []
         for round in curves[0] if curves and len(curves[0]) > 1 else ():
             lines = [curve.get(round, {}) for curve in curves]
             if all(key in line for line in lines):
@@ -464,7 +468,7 @@ def _harm(comparison: Comparison, row: Row) -> Harm | None:
         local_values, values = (comparison.values(label, seed, main.key) for label in (comparison.local, row.label))
         if local_values is not None and values is not None:
             for name, a, b in zip(comparison.client_names[seed], local_values.tolist(), values.tolist(), strict=True):
-                pairs.append((main.better * (b - a), Loss(seed, name, a, b)))
+                pairs.append((main.better * (b - a), ClientLoss(seed, name, a, b)))
     pairs = [pair for pair in pairs if not math.isnan(pair[0])]
     if not pairs:
         return None

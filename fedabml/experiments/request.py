@@ -13,7 +13,7 @@ from pathlib import Path
 from ..errors import InputError
 from ..files.sealed import read_json, write_json
 from ..models import is_folder
-from ..runs.config import RunConfig, Table, stored
+from ..runs.config import JsonDict, RunConfig, upgrade_config
 from ..runs.request import describe, differences
 from .cell import MACHINE
 
@@ -23,13 +23,13 @@ def request_file(folder: Path, command: str) -> Path:
     return folder / ("comparison.json" if command == "compare" else f"{command}.json")
 
 
-def real_paths(config: RunConfig) -> Table:
+def real_paths(config: RunConfig) -> JsonDict:
     """Return the paths of a run as they hold from every working folder."""
     names = ("data", "pretrained", *(("model",) if is_folder(config.model) else ()))
     return {name: os.path.realpath(path) for name in names if (path := getattr(config, name))}
 
 
-def read(folder: Path, command: str, needed: Collection[str] = ()) -> Table:
+def read(folder: Path, command: str, needed: Collection[str] = ()) -> JsonDict:
     """Return the request that `fedabml COMMAND` left in a folder; it must have the keys that are `needed`."""
     file = request_file(folder, command)
     if not file.is_file():
@@ -37,7 +37,7 @@ def read(folder: Path, command: str, needed: Collection[str] = ()) -> Table:
     saved = read_json(file)
     if not isinstance(saved, dict) or not saved.keys() >= {*needed}:
         raise InputError(f"'{file}' is not a request that fedabml {command} wrote. Give another folder with --out.")
-    return saved | ({"run": stored(saved["run"])} if isinstance(saved.get("run"), dict) else {})
+    return saved | ({"run": upgrade_config(saved["run"])} if isinstance(saved.get("run"), dict) else {})
 
 
 def begun(folder: Path, command: str) -> bool:
@@ -50,7 +50,7 @@ def begun(folder: Path, command: str) -> bool:
     return False
 
 
-def refuse_changes(folder: Path, command: str, saved: Table, request: Table, free: Collection[str]) -> None:
+def refuse_changes(folder: Path, command: str, saved: JsonDict, request: JsonDict, free: Collection[str]) -> None:
     """Raise InputError where a request differs from the one that a folder was begun with, but for `free` keys."""
     changes = {key: pair for key, pair in differences(saved, request).items() if key not in free}
     if changes:
@@ -62,7 +62,7 @@ def refuse_changes(folder: Path, command: str, saved: Table, request: Table, fre
 
 
 def claim(
-    folder: Path, command: str, request: Table, resume: bool, free: Collection[str] = (), *, write: bool = True
+    folder: Path, command: str, request: JsonDict, resume: bool, free: Collection[str] = (), *, write: bool = True
 ) -> None:
     """Make a folder this request's; refuse it where another request was begun there.
 

@@ -24,12 +24,12 @@ from ..errors import InputError, TrainingError
 from ..evaluation.decisions import MOST_COLUMNS
 from ..evaluation.measures import OF_CLIENTS
 from ..evaluation.scoring import Evaluation, evaluate_after
-from ..runs.config import RunConfig, Table
+from ..runs.config import JsonDict, RunConfig
 from ..runs.prepare import Setup, prepare, resolve_split
 from ..runs.provenance import code, hardware
 from .cell import Cell, Result, Score, options_by_epochs
 from .ledger import Ledger, Unfinished
-from .study import PLAIN, Study, entry
+from .study import PLAIN, Study, trained_run
 
 if TYPE_CHECKING:
     from ..data import Federation
@@ -50,9 +50,9 @@ class Callbacks:
     """Functions that `compare`, `tune` and `reproduce` call as they go on.
 
     `download(done, total)` follows the download of a dataset, and `note` takes a text for the user. `start` is called
-    with the cells to run and the number of finished ones; `expect` with the work of each cell of a search
-    (`Cell.work`) and the number of finished ones, again whenever it needs more or fewer. `round(cells, round)` follows
-    every round of the cells that run together and then, while they are scored, fractions of rounds up to their `work`.
+    with the cells to run and the number of finished ones; `expect` with `Cell.estimated_rounds` of a search's cells and
+    the number of finished ones, again whenever it needs more or fewer. `round(cells, round)` follows every round of
+    the cells that run together and then, while they are scored, fractions of rounds up to their `estimated_rounds`.
     `done` is called with every result, `trial` with every trial of a search, and again if it is refused or confirmed.
     `search` is called with its run before a search of the paper's experiments, and returns the callbacks to use there.
     """
@@ -168,7 +168,7 @@ def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound
     first, study = setups[0], cells[0].study or PLAIN
     if cells[0].config.chunk is None:
         clients = sum(setup.cohort.fed.clients for setup in setups)
-        first.cohort.limit.set(chunk_of(first.lane, first.cohort.device, clients))
+        first.cohort.limit.set(chunk_of(first.lane_bytes, first.cohort.device, clients))
     sims = [Simulation(setup.cohort) for setup in setups]
     split = resolve_split(first.cohort.fed, cells[0].config.split)
     traffic, curves, errors = _train(sims, first.rounds, cells[0].curve, study, split, on_round)
@@ -200,10 +200,10 @@ def _run_batch(cells: Sequence[Cell], setups: Sequence[Setup], on_round: OnRound
 
 def _train(
     sims: Sequence[Simulation], rounds: int, curve: Sequence[int], study: Study, split: str, on_round: OnRound
-) -> tuple[list[Table], list[list[Table]], dict[int, str]]:
+) -> tuple[list[JsonDict], list[list[JsonDict]], dict[int, str]]:
     """Train runs side by side; return for each the bytes up and down and its curve, and the errors of diverged ones."""
-    traffic: list[Table] = [{"bytes_up": 0, "bytes_down": 0} for _ in sims]
-    curves: list[list[Table]] = [[] for _ in sims]
+    traffic: list[JsonDict] = [{"bytes_up": 0, "bytes_down": 0} for _ in sims]
+    curves: list[list[JsonDict]] = [[] for _ in sims]
     errors: dict[int, str] = {}
     for round, news in run_rounds(sims, rounds, lambda round: round in curve):
         for i, line in news.items():
@@ -235,12 +235,14 @@ def _score(
         outcomes: dict[int, Outcomes] = {}  # by number of the option, one for each run
         for training in trainings:
             last = training[max(training)][0]  # all of them have its other options
-            entries = []
+            trained_runs = []
             for sim, audience, cell in zip(sims, cohorts, cells, strict=True):
                 cohort, options = audience[name], cell.personal[last]
-                entries.append(entry(sim, cohort.using(replace(cohort.algorithm, **options)) if options else cohort))
+                trained_runs.append(
+                    trained_run(sim, cohort.using(replace(cohort.algorithm, **options)) if options else cohort)
+                )
             prior = next((epochs for epochs, numbers in training.items() if 0 in numbers), None)
-            after = evaluate_after(tuple(training), entries, split, prior, next(parts))
+            after = evaluate_after(tuple(training), trained_runs, split, prior, next(parts))
             outcomes |= {
                 n: option_outcomes
                 for numbers, option_outcomes in zip(training.values(), after, strict=True)
@@ -255,7 +257,7 @@ def _score(
 
 def _part_callbacks(cell: Cell, weights: Sequence[float], on_round: OnRound) -> Iterator[OnRound]:
     """Yield a callback for each part of a cell's scoring; together they call `on_round` with fractions of rounds."""
-    unit, begin = (cell.work - cell.config.rounds) / sum(weights), float(cell.config.rounds)
+    unit, begin = (cell.estimated_rounds - cell.config.rounds) / sum(weights), float(cell.config.rounds)
     furthest = begin
 
     def report(begin: float, length: float, fraction: float) -> None:
@@ -268,7 +270,7 @@ def _part_callbacks(cell: Cell, weights: Sequence[float], on_round: OnRound) -> 
         begin += weight * unit
 
 
-def _score_of(personal: Table, outcome: Evaluation | TrainingError, columns: Sequence[str], on: str) -> Score:
+def _score_of(personal: JsonDict, outcome: Evaluation | TrainingError, columns: Sequence[str], on: str) -> Score:
     """Return the score of an evaluation; `columns`, if any, adds these of every client, reliability and classes.
 
     Of two classes each client's rows of either are added: they tell whether a recall rests on two rows or on fifty.
@@ -287,7 +289,7 @@ def _score_of(personal: Table, outcome: Evaluation | TrainingError, columns: Seq
     return Score(personal, outcome.summary, clients, None, on, reliability, _by_class(outcome.details))
 
 
-def _by_class(details: Mapping[str, Any]) -> dict[str, Table]:
+def _by_class(details: Mapping[str, Any]) -> dict[str, JsonDict]:
     """Return the rows, recall and precision of 3 to `MOST_COLUMNS` classes by name, of an evaluation's details."""
     names, columns = details.get("class_names", ()), ("confusion", "recall_by_class", "precision_by_class")
     if not 2 < len(names) <= MOST_COLUMNS or not details.keys() >= {*columns}:

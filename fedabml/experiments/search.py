@@ -36,7 +36,7 @@ from ..evaluation.measures import (
     of_large,
     positive_class,
 )
-from ..runs.config import RunConfig, Table
+from ..runs.config import JsonDict, RunConfig
 from .cell import Cell, Result
 from .ledger import Ledger
 from .runner import Callbacks, execute
@@ -64,8 +64,8 @@ class Trial:
 
     algorithm: str
     number: int
-    searched: Table
-    personal: Table
+    searched: JsonDict
+    personal: JsonDict
     measure: str
     value: float | None  # of the measure on validation data, mean over seeds; None where it diverged
     nll: float | None
@@ -74,12 +74,12 @@ class Trial:
     error: str | None = None
     second: float | None = None  # of the measure on validation data of the second seed, once it is confirmed there
     refused: str | None = None  # why it was not confirmed
-    who: str = ""  # which clients the measure is of, such as "of 10 rows or more"; empty: all
+    scored_clients: str = ""  # which clients the measure is of, such as "of 10 rows or more"; empty: all
     positive: str = ""  # the positive class of two, where the measure is of it
     base: tuple[float | None, float | None] = (None, None)  # the base rate's measure and NLL, mean over seeds
 
     @property
-    def hyper(self) -> Table:
+    def hyper(self) -> JsonDict:
         """The hyperparameters of this trial: the searched and the personal ones."""
         return self.searched | self.personal
 
@@ -121,7 +121,7 @@ class Search:
     def __init__(
         self,
         config: RunConfig,
-        fixed: Table,
+        fixed: JsonDict,
         seeds: Sequence[int],
         batch: int,
         grid: Grid = MappingProxyType({}),
@@ -135,7 +135,7 @@ class Search:
         searched |= {name: values for name, values in grid.items() if name not in GRID}
         self.space, self.notes = without_contradictions(config, searched)
         self.personal = personal_options(config, fixed, grid)
-        algorithm, self.start = config.algorithm_object(), Table()
+        algorithm, self.start = config.algorithm_object(), JsonDict()
         for name, values in self.space.items():
             value = getattr(algorithm, name)
             if isinstance(values, Range):
@@ -149,12 +149,13 @@ class Search:
         return min(trials, len(combinations(self.space, self.start)) or trials)
 
     def works(self, trials: int) -> tuple[list[float], list[float]]:
-        """Return the work (`Cell.work`) of every cell of the trials, and of those expected of the confirmation."""
-        trial, confirmation = (self._cell(self.config, options).work for options in (self.personal, self.personal[-1:]))
+        """Return `Cell.estimated_rounds` of every cell of the trials, and of those expected of the confirmation."""
+        options_of_cells = self.personal, self.personal[-1:]
+        trial, confirmation = (self._cell(self.config, options).estimated_rounds for options in options_of_cells)
         count = self.size(trials)
         return [trial] * count * len(self.seeds), [confirmation] * (4 if count > 1 else 2)
 
-    def _cell(self, config: RunConfig, options: tuple[Table, ...]) -> Cell:
+    def _cell(self, config: RunConfig, options: tuple[JsonDict, ...]) -> Cell:
         return Cell(config.algorithm, config, options, study=self.study)
 
     def run(self, trials: int, measure: str, ledger: Ledger, callbacks: Callbacks) -> Iterator[Trial]:
@@ -172,16 +173,16 @@ class Search:
             points.report([trial.rank[0] for trial in finished])
             yield from finished
 
-    def cells(self, point: Table) -> list[Cell]:
+    def cells(self, point: JsonDict) -> list[Cell]:
         """Return the cells of a point, one for every seed."""
         config = self._config(point)
         config.algorithm_object()  # a contradiction to what is fixed is found before anything is trained
         return [self._cell(config.with_changes(seed=seed), self.personal) for seed in self.seeds]
 
-    def _config(self, point: Table) -> RunConfig:
+    def _config(self, point: JsonDict) -> RunConfig:
         return self.config.with_changes(hyper=self.config.hyper | point)
 
-    def trial(self, number: int, point: Table, results: Sequence[Result], measure: str) -> Trial:
+    def trial(self, number: int, point: JsonDict, results: Sequence[Result], measure: str) -> Trial:
         """Return the trial of finished cells, with the personal option that has the best mean over seeds."""
         name, seconds = self.config.algorithm, sum(result.facts.get("seconds", 0.0) for result in results)
         error = next((result.error for result in results if result.error), None)
@@ -202,7 +203,7 @@ class Search:
                     some_left = some_left and client_measure(measure) not in OF_NUMBERS
                     who, base = of_large(measure, summaries[0]) * some_left, _base(summaries, measure)
                     found = replace(failed, personal=personal, value=value, nll=nll, rank=rank, error=None)
-                    scored.append(replace(found, who=who, base=base))
+                    scored.append(replace(found, scored_clients=who, base=base))
         return max(scored, key=lambda trial: trial.rank, default=failed)
 
     # -- confirmation ---------------------------------------------------------------------------------------------
@@ -219,7 +220,7 @@ class Search:
             on_works([])
         for trial in candidates:
             cells = [*self.confirmation(trial), *(() if trials[0].error else self.confirmation(trials[0]))]
-            works |= {cell.identity: cell.work for cell in cells}
+            works |= {cell.identity: cell.estimated_rounds for cell in cells}
             on_works(list(works.values()))
             results = execute(cells, ledger, callbacks)
             of_trial, of_first, second = results[:2], results[2:], None
@@ -268,7 +269,7 @@ class Search:
         return [text for text in warnings if text]
 
 
-def measured(summary: Table, measure: str) -> float | None:
+def measured(summary: JsonDict, measure: str) -> float | None:
     """Return a measure without the clients of few rows, as pages show it; of all clients where every one has few.
 
     The measures of a regression are of all clients, as the table of `compare` has them.
@@ -278,7 +279,7 @@ def measured(summary: Table, measure: str) -> float | None:
     return summary.get(key_of_all(measure, summary)) if value is None else value
 
 
-def _base(summaries: Sequence[Table], measure: str) -> tuple[float | None, float | None]:
+def _base(summaries: Sequence[JsonDict], measure: str) -> tuple[float | None, float | None]:
     """Return the base rate's measure and NLL, mean over seeds; None where cells of earlier versions lack them."""
     means = [_mean([measured(summary, f"base_{key}") for summary in summaries]) for key in (measure, "nll")]
     value, nll = (None if math.isnan(mean) else mean for mean in means)

@@ -22,7 +22,7 @@ from ..algorithms import REGISTRY
 from ..algorithms.hyper import Range, checked
 from ..arguments import is_number
 from ..errors import InputError, nearest
-from ..runs.config import RunConfig, Table
+from ..runs.config import JsonDict, RunConfig
 
 Values = Range | tuple[Any, ...]
 Space = dict[str, Values]
@@ -120,7 +120,7 @@ def _parsed(algorithm: str, field: Field[Any], values: Any) -> Values:
 
 def personal_options(
     config: RunConfig, fixed: Collection[str] = (), grid: Grid = MappingProxyType({})
-) -> tuple[Table, ...]:
+) -> tuple[JsonDict, ...]:
     """Return the personal options to score: all pairs of epochs and step sizes, the same for every algorithm.
 
     Each of the two is the grid's list, the declared list, or the fixed value. A step size that the configuration has,
@@ -162,7 +162,7 @@ def without_contradictions(config: RunConfig, space: Space) -> tuple[Space, list
     return kept, notes
 
 
-def _contradiction(config: RunConfig, points: Sequence[Table]) -> str | None:
+def _contradiction(config: RunConfig, points: Sequence[JsonDict]) -> str | None:
     """Return why no algorithm can be made at any of the points; None if it can at one."""
     reasons = []
     for point in points:
@@ -201,7 +201,7 @@ class Points:
     A space of lists alone has no more points than combinations: each is tried once, in random order.
     """
 
-    def __init__(self, space: Space, start: Table, seed: int, early: int):
+    def __init__(self, space: Space, start: JsonDict, seed: int, early: int):
         self.space, self.planned = space, combinations(space, start)  # points to try before TPE proposes any
         self.study: Any = None  # Optuna's
         self.pending: list[Any] = []  # its trials without a score; None for a point outside its space
@@ -219,13 +219,13 @@ class Points:
             for name, values in space.items()
         }
 
-    def propose(self, count: int) -> list[Table]:
+    def propose(self, count: int) -> list[JsonDict]:
         """Return the next points."""
         pairs = [self._next() for _ in range(count)]
         self.pending = [trial for _, trial in pairs]
         return [point for point, _ in pairs]
 
-    def _next(self) -> tuple[Table, Any]:
+    def _next(self) -> tuple[JsonDict, Any]:
         if not self.planned:
             trial = self.study.ask(self.distributions)
             return {name: _rounded(trial.params[name]) for name in self.space}, trial
@@ -242,7 +242,7 @@ class Points:
                 self.study.tell(trial, score)
 
 
-def combinations(space: Space, start: Table) -> list[Table]:
+def combinations(space: Space, start: JsonDict) -> list[JsonDict]:
     """Return all points of a space of lists alone, the given one first; none of a space with a range."""
     if any(isinstance(values, Range) for values in space.values()):
         return []
@@ -250,7 +250,7 @@ def combinations(space: Space, start: Table) -> list[Table]:
     return [start, *(point for point in points if point != start)]
 
 
-def around(space: Space, centre: Table, widths: Sequence[float], seed: int) -> list[Table]:
+def around(space: Space, centre: JsonDict, widths: Sequence[float], seed: int) -> list[JsonDict]:
     """Return a point for each share, drawn from the box around the centre that covers this share of the space."""
     draws = torch.quasirandom.SobolEngine(len(space), scramble=True, seed=seed).draw(len(widths), dtype=torch.float64)
     return [

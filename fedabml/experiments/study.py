@@ -24,9 +24,9 @@ from ..engine.rounds import Simulation
 from ..engine.setting import Cohort
 from ..errors import TrainingError
 from ..evaluation.measures import key_of_all
-from ..evaluation.scoring import Entry, evaluate_after
+from ..evaluation.scoring import TrainedRun, evaluate_after
 from ..files.sealed import tensor_bytes
-from ..runs.config import RunConfig, Table
+from ..runs.config import JsonDict, RunConfig
 
 WATCHED = ("accuracy", "rmse", "nll")  # recorded after a round of the curve
 
@@ -59,7 +59,7 @@ class Study:
         """The estimated number of scored clients per client that trains, for the remaining time."""
         return 1.0
 
-    def watch(self, sims: Sequence[Simulation], split: str) -> list[Table]:
+    def watch(self, sims: Sequence[Simulation], split: str) -> list[JsonDict]:
         """Return what is recorded of runs side by side after a round of the curve, scored on the rows of `split`.
 
         Measures are over all clients, those of few rows, too, as the comparison's table has them.
@@ -71,10 +71,10 @@ class Study:
             else {
                 name: outcome.summary[key_of_all(name, outcome.summary)] for name in WATCHED if name in outcome.summary
             }
-            for outcome in evaluate_after((epochs,), [entry(sim, sim.cohort) for sim in sims], split)[0]
+            for outcome in evaluate_after((epochs,), [trained_run(sim, sim.cohort) for sim in sims], split)[0]
         ]
 
-    def observe(self, sim: Simulation) -> Table:
+    def observe(self, sim: Simulation) -> JsonDict:
         """Return what else is measured on a trained federation, ready for JSON."""
         return {}
 
@@ -94,7 +94,7 @@ class Given(Study):
 
     @cached_property
     def identity(self) -> list[Any]:
-        return ["Given", {"data": self.data, "module": self.module and fingerprint(self.module)}]
+        return ["Given", {"data": self.data, "module": self.module and module_hash(self.module)}]
 
     def __repr__(self) -> str:
         return f"Given(data {self.data[:12]})"
@@ -107,7 +107,7 @@ class Given(Study):
         return self.module or config.model
 
 
-def fingerprint(module: nn.Module) -> str:
+def module_hash(module: nn.Module) -> str:
     """Return a hash of a module: its structure as it is printed, its weights, and the code of the user's own classes.
 
     The code is what Python runs, not a source file: a notebook has none, and a file may have been edited since. Plain
@@ -171,16 +171,16 @@ def _name(value: Any) -> str:
 PLAIN = Study()
 
 
-def entry(sim: Simulation, cohort: Cohort) -> Entry:
+def trained_run(sim: Simulation, cohort: Cohort) -> TrainedRun:
     """Return a trained run to be scored: with its own clients, or with new ones, who have kept nothing yet."""
     if cohort.fed is sim.cohort.fed:
-        return Entry(cohort, sim.theta, sim.kept_for, sim.round)
+        return TrainedRun(cohort, sim.theta, sim.kept_for, sim.round)
     keeps = cohort.algorithm.keeps
 
     def kept(clients: list[int]) -> dict[str, Tensor]:
-        return initial_kept(Lanes.of(cohort, sim.theta, clients)) if keeps else {}
+        return initial_kept(Lanes.after_round(cohort, sim.theta, clients)) if keeps else {}
 
-    return Entry(cohort, sim.theta, kept, sim.round)
+    return TrainedRun(cohort, sim.theta, kept, sim.round)
 
 
 @cache

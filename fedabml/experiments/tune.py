@@ -33,7 +33,7 @@ from ..files.paths import write
 from ..files.sealed import sealed_text
 from ..files.sheets import csv_text, frame, html_card
 from ..runs import presets
-from ..runs.config import DATA_KEYS, RunConfig, Table, as_typed, to_toml
+from ..runs.config import DATA_KEYS, JsonDict, RunConfig, command_line_name, to_toml
 from ..runs.request import command, flags, flat
 from .cell import MACHINE
 from .ledger import Ledger
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from ..data import Federation
     from ..data.download import Progress
 
-FREE = ("trials",)  # what a resumed search may change: a longer search begins with the trials of a shorter one
-SEARCH = 2  # which points the same request tries; earlier versions, which wrote none, tried others
+MAY_CHANGE = ("trials",)  # what a resumed search may change: a longer search begins with the trials of a shorter one
+SEARCH_VERSION = 2  # which points the same request tries; earlier versions, which wrote none, tried others
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,7 +65,7 @@ class Tuned:
     measure: str
     file: Path | None
     warnings: dict[str, list[str]] = field(default_factory=dict)
-    fixed: dict[str, Table] = field(default_factory=dict)  # hyperparameters by algorithm that were given
+    fixed: dict[str, JsonDict] = field(default_factory=dict)  # hyperparameters by algorithm that were given
     notes: Sequence[str] = ()  # what was worth knowing before the trials
 
     def __repr__(self) -> str:
@@ -75,13 +75,13 @@ class Tuned:
 
     def _repr_html_(self) -> str:
         """Show a notebook the best settings, the warnings and the trials."""
-        facts: Table = {"measure": self.decided_by, "base rate": self.base[0], "file": self.file}
+        facts: JsonDict = {"measure": self.decided_by, "base rate": self.base[0], "file": self.file}
         for name in self.trials:
             facts[name] = str(self.settings(name)) if self.best(name) else nothing_left(self.trials[name])
         warned = [text for texts in self.warnings.values() for text in texts]
         return html_card("Tuned", facts | {"warnings": " ".join(warned) or None}, self.records())
 
-    def settings(self, algorithm: str) -> Table:
+    def settings(self, algorithm: str) -> JsonDict:
         """Return the best hyperparameters of an algorithm, with those that were fixed. Raises InputError if none is."""
         if algorithm not in self.trials:
             raise InputError(f"'{algorithm}' was not tuned.{nearest(algorithm, self.trials)}")
@@ -97,7 +97,8 @@ class Tuned:
     def decided_by(self) -> str:
         """The measure with its positive class, and which clients it is of, where those of few rows do not count."""
         every = [trial for trials in self.trials.values() for trial in trials]
-        who, positive = (next(filter(None, (getattr(t, name) for t in every)), "") for name in ("who", "positive"))
+        names = "scored_clients", "positive"
+        who, positive = (next(filter(None, (getattr(t, name) for t in every)), "") for name in names)
         named = f"{self.measure} of {positive}" if positive else self.measure
         return f"{named}{',' * bool(positive)} of clients {who}" if who else named
 
@@ -107,7 +108,7 @@ class Tuned:
         scored = (trial for trials in self.trials.values() for trial in trials if trial.error is None)
         return next((trial.base for trial in scored), (None, None))
 
-    def records(self) -> list[Table]:
+    def records(self) -> list[JsonDict]:
         """Return a record per trial: algorithm, number, hyperparameters, the measure, and why it was refused."""
         return [
             {"algorithm": t.algorithm, "trial": t.number, **t.hyper, "measure": t.measure, "value": t.value}
@@ -139,7 +140,7 @@ def tune(
     batch: int = 8,
     measure: str | None = None,
     preset: str | None = None,
-    fixed: Mapping[str, Table] | None = None,
+    fixed: Mapping[str, JsonDict] | None = None,
     values: Mapping[str, Any] | None = None,
     study: Study | None = None,
     resume: bool = False,
@@ -192,7 +193,12 @@ def tune(
     request |= {"preset": preset, "fixed": {name: search.fixed for name, search in searches.items()}}
     grid = {name: v for name, v in grid.items() if name not in REGISTRY or name in searches}
     request |= ({"grid": grid} if grid else {}) | ({"study": study.identity} if study else {})
-    request |= {"run": run.to_dict(everything=True), "data": fed.hash, "optuna": optuna.__version__, "search": SEARCH}
+    request |= {
+        "run": run.to_dict(everything=True),
+        "data": fed.hash,
+        "optuna": optuna.__version__,
+        "search": SEARCH_VERSION,
+    }
     del fed  # it may be large, and every cell makes its own
     if not closed:
         if of_earlier_version(folder):
@@ -201,7 +207,7 @@ def tune(
                 "used as it is (fedabml compare --config). To search again, give another folder with --out, and "
                 f"--finished {shlex.quote(str(folder / 'cells.jsonl'))} for the runs that both have."
             )
-        claim(folder, "tune", request, resume, FREE)
+        claim(folder, "tune", request, resume, MAY_CHANGE)
     given = {name: search.config.hyper for name, search in searches.items()}
     tuned = Tuned({name: [] for name in searches}, measure, folder / "tuned.toml", fixed=given)
     _search_all(tuned, searches, trials, Ledger(folder / "cells.jsonl", finished, closed=closed), callbacks)
@@ -237,7 +243,7 @@ def _search_all(
 
 def of_earlier_version(folder: Path) -> bool:
     """Return whether a folder holds a search of an earlier version, which tried other points."""
-    return (folder / "tune.json").is_file() and read(folder, "tune").get("search") != SEARCH
+    return (folder / "tune.json").is_file() and read(folder, "tune").get("search") != SEARCH_VERSION
 
 
 # -- before anything is trained ---------------------------------------------------------------------------------
@@ -248,7 +254,7 @@ def _without_algorithm(config: RunConfig) -> RunConfig:
     return config.with_changes(**defaults, hyper={}, **real_paths(config))
 
 
-def _held_values(config: RunConfig, fixed: Mapping[str, Table], algorithms: Sequence[str]) -> dict[str, Table]:
+def _held_values(config: RunConfig, fixed: Mapping[str, JsonDict], algorithms: Sequence[str]) -> dict[str, JsonDict]:
     """Return the hyperparameters that are not searched, by algorithm."""
     for name in (*algorithms, *fixed):
         if name not in REGISTRY:
@@ -258,7 +264,7 @@ def _held_values(config: RunConfig, fixed: Mapping[str, Table], algorithms: Sequ
     return {name: {**common, **tables.get(name, {}), **fixed.get(name, {})} for name in algorithms}
 
 
-def _checked_grid(grid: Mapping[str, Any], algorithms: Collection[str]) -> Table:
+def _checked_grid(grid: Mapping[str, Any], algorithms: Collection[str]) -> JsonDict:
     """Return a grid as JSON has it; refuse names that no algorithm searches."""
     for name, values in grid.items():
         if name in REGISTRY and name not in algorithms:
@@ -290,10 +296,10 @@ def _data(config: RunConfig, study: Study, download: Progress | None) -> Federat
 
 
 # -- what is written ----------------------------------------------------------------------------------------------
-def tune_command(config: RunConfig, request: Table, out: Path) -> str:
+def tune_command(config: RunConfig, request: JsonDict, out: Path) -> str:
     """Return the shell command of this search, without the keys of the machine."""
     config = config.with_changes(**{name: getattr(RunConfig, name) for name in MACHINE})
-    options: Table = {"algorithms": ",".join(map(as_typed, request["algorithms"]))}
+    options: JsonDict = {"algorithms": ",".join(map(command_line_name, request["algorithms"]))}
     options |= {name: request[name] or None for name in ("preset", "trials", "batch", "measure")}
     options |= {"seeds": ",".join(map(str, request["seeds"]))}
     grid = tuple(
@@ -330,7 +336,7 @@ def _tuned_toml(tuned: Tuned, config: RunConfig, searches: Mapping[str, Search],
         lines.append(f"#   {name:12} {_chosen(best[name], len(trials)) if name in best else nothing_left(trials)}")
         lines += [f"#   {name:12} trial {t.number} was refused {t.refused}" for t in trials if t.refused]
         lines += [f"#   {text}" for text in tuned.warnings.get(name, ())]
-    words = ["--config", str(tuned.file), "--algorithm", as_typed(next(iter(searches))), *config.code_flags]
+    words = ["--config", str(tuned.file), "--algorithm", command_line_name(next(iter(searches))), *config.code_flags]
     lines.append(f"# Use it: fedabml train {shlex.join(words)}")
     left_out = (*MACHINE, "validation", "algorithm", "seed", *(DATA_KEYS if first.study and first.study.given else ()))
     run = {k: v for k, v in config.relevant().items() if k not in left_out}

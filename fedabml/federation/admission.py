@@ -13,7 +13,7 @@ from .card import Card
 from .events import Events
 from .folders import Member, ServerFolder
 from .mailbox import Mailbox
-from .messages import Order, Reply, clean, new_nonce
+from .messages import Order, Reply, new_nonce, printable
 from .replies import check_identity
 from .roster import Roster
 from .schema import Schema
@@ -96,7 +96,7 @@ class Admission:
 
     def _report(self, refused: Mapping[str, str], round: int) -> None:
         if refused:
-            self.events.write("refused", refused={clean(name, 63): clean(why) for name, why in refused.items()})
+            self.events.write("refused", refused={printable(name, 63): printable(why) for name, why in refused.items()})
         for name in refused:
             self.refused[name] = round + ADMIT_AGAIN
 

@@ -54,7 +54,8 @@ def pack(folder: ServerFolder, name: str, site: keys.SiteKeys, apps: list[str]) 
     settings, authority = folder.settings, read_bytes(folder.ca_certificate, MAX_FILE)
     invitation = {"format": FORMAT, "federation": settings.federation, "federation_name": settings.name}
     invitation |= {"name": check_name(name), "server": settings.address}
-    words = {"name": name, "title": settings.name, "server": settings.address, "fingerprint": fingerprint(authority)}
+    words = {"name": name, "title": settings.name, "server": settings.address}
+    words["fingerprint"] = certificate_fingerprint(authority)
     words["wheel"] = f"fedabml-{__version__}-py3-none-any.whl"
     every = settings.prior_every
     words["priors"] = f"after every {every} rounds, and at the end" if every else "at the end of training"
@@ -81,7 +82,7 @@ def pack(folder: ServerFolder, name: str, site: keys.SiteKeys, apps: list[str]) 
     return path
 
 
-def fingerprint(certificate: bytes) -> str:
+def certificate_fingerprint(certificate: bytes) -> str:
     """Return the SHA-256 fingerprint of a certificate in the form PEM, in the notation that people compare."""
     keys.check()
     from cryptography.hazmat.primitives import hashes

@@ -28,7 +28,7 @@ from .. import algorithms, likelihoods
 from ..algorithms.base import Algorithm, State
 from ..arguments import checked_integer
 from ..data import Federation
-from ..engine.autotune import dtype_of
+from ..engine.autotune import set_precision
 from ..engine.setting import Place, Setting
 from ..errors import InputError, quoted
 from ..files.paths import Name
@@ -44,7 +44,7 @@ KIND, VERSION = "card", 1
 DTYPES = ("float32", "float64")
 MOST_BATCH, MOST_EPOCHS, MOST_SEED = 1 << 20, 100_000, 2**63 - 1
 MOST_SIZE = 1 << 28  # numbers in one sample, or outputs of a network
-_OWN = {"kind", "version", "federation", "algorithm", "batch_size", "epochs", "seed", "numbers", "schema"}
+_CARD_KEYS = {"kind", "version", "federation", "algorithm", "batch_size", "epochs", "seed", "numbers", "schema"}
 _HEX = set("0123456789abcdef")
 
 
@@ -102,7 +102,7 @@ class Card:
         Everything that a machine might choose by its speed is fixed, so that every site computes the same bits.
         """
         cpu = torch.device("cpu")
-        arithmetic = dtype_of(self.dtype, cpu)
+        arithmetic = set_precision(self.dtype, cpu)
         return Place(cpu, arithmetic.vectors, arithmetic.network, "loop", chunk=1, workers=1)
 
     def setting(self, fed: Federation, number: int) -> Setting:
@@ -156,7 +156,7 @@ class Card:
         try:
             tensors, facts = dict(tensors), dict(facts)
             _check_raw(tensors, facts)
-            spec = InputSpec.unpack(tensors, {k: v for k, v in facts.items() if k not in _OWN}, None)
+            spec = InputSpec.unpack(tensors, {k: v for k, v in facts.items() if k not in _CARD_KEYS}, None)
             name, hyper = facts["algorithm"]["name"], facts["algorithm"]["hyper"]
             algorithm = algorithms.remake(name, hyper)
             algorithm.init(spec.network.initial, spec.network.layout)

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .messages import Arrival, Order, Reply, clean
+from .messages import Arrival, Order, Reply, printable
 
 log = logging.getLogger("fedabml")
 Check = Callable[[Reply, Order], str | None]
@@ -95,7 +95,7 @@ class Collection:
         self.bytes_up += _size(arrival)
         if arrival.reply is None:
             if arrival.asked_again:
-                self.reject(arrival.sender, clean(arrival.error))
+                self.reject(arrival.sender, printable(arrival.error))
             else:
                 self._take_error(arrival)
             return
@@ -135,7 +135,7 @@ class Collection:
         if arrival.sender is not None and arrival.sender != order.site:
             return f"it uses the nonce of site {order.site}"
         if reply.site != order.site:
-            return f"it is written in the name of site '{clean(reply.site, 63)}'"
+            return f"it is written in the name of site '{printable(reply.site, 63)}'"
         if order.site in self.withdrawn:
             return REMOVED
         return None if order.nonce in self._pending else "twice: this order was answered before"
@@ -149,7 +149,7 @@ class Collection:
             self.reject(arrival.sender, f"it uses the nonce of site {order.site}")
             return
         del self._pending[order.nonce]
-        self.failed[order.site] = clean(arrival.error) or "no reply"
+        self.failed[order.site] = printable(arrival.error) or "no reply"
         if arrival.gone:
             self.gone.append(order.site)
         else:
@@ -157,7 +157,7 @@ class Collection:
 
     def reject(self, site: object, reason: str) -> None:
         """Record a rejection. If there are very many different ones, only the first are listed."""
-        entry = clean(site, 63), reason
+        entry = printable(site, 63), reason
         if entry in self.rejected or len(self.rejected) < MOST_REASONS:
             self.rejected[entry] += 1
 

@@ -33,17 +33,17 @@ from .card import Card
 from .collection import Collection
 from .events import Event, Events, read_tally
 from .folders import Member, ServerFolder
-from .mailbox import Mailbox, Stopped
-from .messages import Arrival, Order, Reply, Transport, TransportClosed, clean
+from .mailbox import Mailbox, StopRequested
+from .messages import Arrival, Order, Reply, Transport, TransportClosed, printable
 from .meter import refused_sites
-from .replies import Limits, check, check_identity, check_update, outliers, seconds_of
+from .replies import ReplyLimits, check, check_identity, check_update, outliers, seconds_of
 from .robust import aggregate
 from .roster import Roster, draw
 from .scores import check_scores, mean_scores
 from .server_state import Saved
 from .stand_in import stand_in
 
-__all__ = ["Arrival", "Coordinator", "Stopped", "Transport", "TransportClosed"]
+__all__ = ["Arrival", "Coordinator", "StopRequested", "Transport", "TransportClosed"]
 LOCK_WAIT = 60.0  # seconds to wait for another coordinator in the same folder to end
 RETRY = 30.0  # seconds until a prior is sent again to a site that did not confirm it
 
@@ -61,7 +61,7 @@ class Coordinator:
         self.folder, self.transport, self.clock = folder, transport, clock
         self.settings = folder.settings
         self.events = Events(folder, on_event)
-        self.limits = Limits(self.settings.max_samples, self.settings.max_message_mb << 20)
+        self.limits = ReplyLimits(self.settings.max_samples, self.settings.max_message_mb << 20)
         self.roster = Roster(folder, transport, self.settings.rest_rounds, clock)
         self.mailbox = Mailbox(transport, clock, folder.stop_file, self.limits.max_bytes, self.roster.removed)
         self.lost: set[str] = set()  # sites whose kept state is gone
@@ -76,18 +76,18 @@ class Coordinator:
 
         Raises TrainingError if a round is given up, and InputError if no card can be agreed on.
         """
-        with _alone(self.folder), borrowed(), torch.no_grad():
+        with _exclusive_access(self.folder), borrowed(), torch.no_grad():
             try:
                 self._start()
                 while self.saved.state.round < self.settings.rounds:
                     self._run_round()
                 self._hand_out_priors()
                 self.events.write("end", reason="stopped", round=self.saved.state.round)
-            except (Stopped, TransportClosed) as error:
-                reason = "stopped" if isinstance(error, Stopped) else "the transport ended"
+            except (StopRequested, TransportClosed) as error:
+                reason = "stopped" if isinstance(error, StopRequested) else "the transport ended"
                 self.events.write("end", reason=reason, round=self.round)
             except InputError as error:  # `status` shows which site does not fit, and why
-                self.events.write("error", error=clean(str(error), 2000))
+                self.events.write("error", error=printable(str(error), 2000))
                 raise
 
     @property
@@ -255,10 +255,10 @@ class Coordinator:
         if reason := check(reply, order, self.limits, self.update_like):
             self._note_loss(reply, order)
             return reason
-        reason = check_update(self._alone(reply, order.clients), self.limits, self.saved.state.shared)
+        reason = check_update(self._state_from_only(reply, order.clients), self.limits, self.saved.state.shared)
         return f"merged alone, {reason}" if reason else None
 
-    def _alone(self, reply: Reply, clients: int) -> State:
+    def _state_from_only(self, reply: Reply, clients: int) -> State:
         """Return the shared state after a round in which only this reply counts."""
         return self.algorithm.merge(self.saved.state.shared, reply.tensors, 1, max(1, clients))
 
@@ -266,7 +266,7 @@ class Coordinator:
         if reason := check_identity(reply, order):
             return reason
         self._note_loss(reply, order)
-        return f"the site refused: {clean(reply.error)}" if reply.error else None
+        return f"the site refused: {printable(reply.error)}" if reply.error else None
 
     def _note_loss(self, reply: Reply, order: Order) -> None:
         """Record what a refusing site reports as lost: its kept state or its card."""
@@ -288,7 +288,7 @@ class Coordinator:
 
     def _drop_outliers(self, collection: Collection, clients: int) -> None:
         names, before = list(collection.valid), self.saved.state.shared
-        states = [self._alone(collection.valid[name], clients) for name in names]
+        states = [self._state_from_only(collection.valid[name], clients) for name in names]
         for name, reason in zip(names, outliers(states, self.settings.norm_factor, before), strict=True):
             if reason:
                 collection.drop(name, reason)
@@ -358,7 +358,7 @@ class Coordinator:
                 self.mailbox.idle()
                 if late := self._strays():
                     self.events.write("late", round=self.round, rejected=late)
-            except Stopped:
+            except StopRequested:
                 return
 
     def _send_prior(self, members: Sequence[Member], timeout: float) -> set[str]:
@@ -378,7 +378,7 @@ class Coordinator:
 
 
 @contextmanager
-def _alone(folder: ServerFolder) -> Iterator[None]:
+def _exclusive_access(folder: ServerFolder) -> Iterator[None]:
     """Keep other coordinators out of the folder, after waiting a bounded time for one that is about to end."""
     deadline = time.monotonic() + LOCK_WAIT
     with ExitStack() as stack:

@@ -25,7 +25,7 @@ from ..errors import InputError
 from ..files.sealed import read_json, write_json
 from .card import Card, make_card
 from .folders import SiteFolder
-from .messages import Refusal, clean
+from .messages import Refusal, printable
 from .pooled import check_sums, pooled_schema, site_sums, unpooled
 from .schema_types import Schema
 from .settings import Settings
@@ -97,8 +97,8 @@ def freeze(
     InputError, with every site's reason, if too few sites match, or if sums are needed that a site does not allow.
     """
     answers = exchange("describe", {"schema": schema.to_json()}, {}, settings.round_timeout)
-    accepted, refused = _sorted_out(answers, _described)
-    _enough(accepted, refused, settings)
+    accepted, refused = _sorted_out(answers, _reason_not_matching)
+    _require_enough(accepted, refused, settings)
     if settings.normalisation == "pooled":
         unwilling = [name for name in accepted if answers[name].facts.get("allow_pooled_sums") is not True]
         if unwilling:
@@ -112,8 +112,8 @@ def freeze(
         def summed(reply: Reply) -> str:
             return check_sums(schema, reply.facts.get("sums"), settings.max_samples)
 
-        accepted, refused = _next(accepted, refused, answers, summed)
-        _enough(accepted, refused, settings)
+        accepted, refused = _keep_accepted(accepted, refused, answers, summed)
+        _require_enough(accepted, refused, settings)
         schema = pooled_schema(schema, [answers[name].facts["sums"] for name in sorted(accepted)])
     card = make_card(
         settings.federation, schema.inputs(settings.name),
@@ -124,14 +124,14 @@ def freeze(
     if keep is not None:
         keep(card)
     accepted, refused = _offer(card, accepted, refused, exchange, settings)
-    _enough(accepted, refused, settings)
+    _require_enough(accepted, refused, settings)
     return Frozen(card, accepted, refused)
 
 
 def admit(card: Card, settings: Settings, exchange: Exchange) -> Frozen:
     """Offer the frozen card to sites that join late or return. The card never changes; a refusal raises nothing."""
     answers = exchange("describe", {"schema": dict(card.schema)}, {}, settings.round_timeout)
-    accepted, refused = _sorted_out(answers, _described)
+    accepted, refused = _sorted_out(answers, _reason_not_matching)
     if accepted:
         accepted, refused = _offer(card, accepted, refused, exchange, settings)
     return Frozen(card, accepted, refused)
@@ -146,19 +146,19 @@ def _offer(
     def stored(reply: Reply) -> str:
         return "" if reply.facts.get("digest") == card.digest else "It did not confirm the card's digest."
 
-    return _next(accepted, refused, answers, stored)
+    return _keep_accepted(accepted, refused, answers, stored)
 
 
 def _sorted_out(answers: Mapping[str, Reply], reason_of: Callable[[Reply], str]) -> tuple[list[str], dict[str, str]]:
     """Return the sites whose reply is good, in order of their names, and the reasons against the others."""
     refused: dict[str, str] = {}
     for name, reply in sorted(answers.items()):
-        if reason := clean(reply.error, MOST_REASON) or reason_of(reply):
+        if reason := printable(reply.error, MOST_REASON) or reason_of(reply):
             refused[name] = reason
     return sorted(answers.keys() - refused.keys()), refused
 
 
-def _next(
+def _keep_accepted(
     accepted: list[str], refused: dict[str, str], answers: Mapping[str, Reply], reason_of: Callable[[Reply], str]
 ) -> tuple[list[str], dict[str, str]]:
     """Return which of the accepted sites stay accepted, and the reasons against all others, also silent ones."""
@@ -167,15 +167,15 @@ def _next(
     return good, refused | bad | silent
 
 
-def _described(reply: Reply) -> str:
+def _reason_not_matching(reply: Reply) -> str:
     if reply.facts.get("match") is True:
         return ""
     reasons = reply.facts.get("reasons")
     texts = [each for each in reasons if isinstance(each, str)] if isinstance(reasons, list) else []
-    return clean(" ".join(texts), MOST_REASON) or "Its answer to the schema cannot be read."
+    return printable(" ".join(texts), MOST_REASON) or "Its answer to the schema cannot be read."
 
 
-def _enough(accepted: list[str], refused: dict[str, str], settings: Settings) -> None:
+def _require_enough(accepted: list[str], refused: dict[str, str], settings: Settings) -> None:
     if len(accepted) < settings.min_replies:
         reasons = " ".join(f"{name}: {reason}" for name, reason in refused.items())
         raise InputError(
@@ -194,8 +194,8 @@ def answer(order: Order, site: SiteFolder) -> dict[str, Any]:
             raise Refusal("This is no order of the start protocol.")
         return {"facts": answers[order.kind](order, site), "error": ""}
     except Refusal as error:
-        log.warning("This site refuses the order '%s': %s", clean(order.kind), error)
-        return {"facts": {}, "error": clean(str(error), MOST_REASON)}
+        log.warning("This site refuses the order '%s': %s", printable(order.kind), error)
+        return {"facts": {}, "error": printable(str(error), MOST_REASON)}
     except InputError as error:
         log.warning("An order of the start protocol failed: %s", error)
         return {"facts": {}, "error": "This site cannot answer. The reason is in its own log."}

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import shortened
 
 
-def clean(text: Any, limit: int = 300) -> str:
+def one_line(text: Any, limit: int = 300) -> str:
     """Return a text from elsewhere as one printable line of bounded length, without control characters."""
     return shortened("".join(c if c.isprintable() else " " for c in str(text)[: 4 * limit]), limit)
 
@@ -24,7 +24,7 @@ def tail(log: Path, size: int = 1500) -> str:
     """Return the end of a log as one line."""
     with suppress(OSError), open(log, "rb") as file:
         file.seek(max(0, log.stat().st_size - size))
-        return clean(" ".join(file.read().decode(errors="replace").split()), size)
+        return one_line(" ".join(file.read().decode(errors="replace").split()), size)
     return "(no log)"
 
 
@@ -33,5 +33,5 @@ def last_line(log: Path) -> str:
     with suppress(OSError), open(log, "rb") as file:
         file.seek(max(0, log.stat().st_size - 4000))
         lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
-        return clean(lines[-1].strip()) if lines else "(its log is empty)"
+        return one_line(lines[-1].strip()) if lines else "(its log is empty)"
     return "(no log)"

@@ -12,12 +12,12 @@ from .replies import check_identity
 POLL = 1.0  # seconds between two checks for the stop file
 
 
-class Stopped(Exception):
+class StopRequested(Exception):
     """The coordinator must end, because the operator asked for it."""
 
 
 class Mailbox:
-    """A mailbox sends orders over a transport and collects the replies; a `stop` file ends every wait with Stopped."""
+    """A mailbox sends orders over a transport and collects the replies; a `stop` file ends waits with StopRequested."""
 
     def __init__(
         self,
@@ -72,6 +72,6 @@ class Mailbox:
         return stray
 
     def check_stop(self) -> None:
-        """Raise Stopped if the stop file exists."""
+        """Raise StopRequested if the stop file exists."""
         if self.stop.exists():
-            raise Stopped
+            raise StopRequested

@@ -1,7 +1,7 @@
 """Define the coordinator's orders and the sites' replies as plain values, and the transport that carries them.
 
 A transport is Flower's Grid in a deployment and a function call in tests. What a site sends is untrusted:
-a text from a site reaches a log, a terminal or a file of events only through `clean`.
+a text from a site reaches a log, a terminal or a file of events only through `printable`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from ..algorithms.base import State
 from ..errors import InputError
 
-KINDS = ("describe", "sums", "freeze", "train", "prior")
+ORDER_KINDS = ("describe", "sums", "freeze", "train", "prior")
 MAX_TEXT = 300  # characters of a site's text that are shown
 
 
@@ -34,7 +34,7 @@ class TransportClosed(Exception):
 class Order:
     """An order is what the coordinator sends to one site."""
 
-    kind: str  # one of KINDS
+    kind: str  # one of ORDER_KINDS
     federation: str  # 32 hexadecimal digits
     card: str  # digest of the frozen card; empty before it is frozen
     site: str
@@ -54,7 +54,7 @@ class Order:
 
     def refuse(self, reason: str, **fields: Any) -> Reply:
         """Return a reply that refuses this order."""
-        return self.reply(error=clean(reason) or "The site gives no reason.", **fields)
+        return self.reply(error=printable(reason) or "The site gives no reason.", **fields)
 
 
 @dataclass(frozen=True)
@@ -119,10 +119,10 @@ def new_nonce() -> str:
     return secrets.token_hex(16)
 
 
-def clean(text: object, limit: int = MAX_TEXT) -> str:
+def printable(text: object, limit: int = MAX_TEXT) -> str:
     """Return an untrusted text on one line, without control characters and with at most `limit` characters."""
     if not isinstance(text, str):
         return f"(a value of type {type(text).__name__})"
     words = " ".join(text[: 4 * limit].split())  # line breaks and tabs
-    printable = "".join(c if c.isprintable() else "?" for c in words)  # escapes, and marks that reverse the direction
-    return printable if len(printable) <= limit else f"{printable[: limit - 1]}…"
+    line = "".join(c if c.isprintable() else "?" for c in words)  # escapes, and marks that reverse the direction
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

@@ -25,7 +25,7 @@ from ..errors import InputError
 from ..files.paths import folder_lock
 from . import pids, rewind
 from .folders import ServerFolder, SiteFolder
-from .logs import clean, log_of, tail
+from .logs import log_of, one_line, tail
 from .run_keeper import REGISTERED_FILE, RUN_FILE
 from .supervisor import PIDS, SUPERVISOR, Backoff, Process, Supervisor, supervisor_of
 
@@ -82,11 +82,11 @@ def server_processes(folder: ServerFolder) -> list[Process]:
         Process(
             *("superlink", commands.superlink_command(folder), logs / "superlink.log"),
             commands.message_environment(folder),
-            health=answers(folder, settings.superlink_port),
+            health=health_check(folder, settings.superlink_port),
         ),
         Process(
             *("proxy", proxy.command(folder), logs / "proxy.log"),
-            health=answers(folder, settings.port),
+            health=health_check(folder, settings.port),
             needs=("superlink",),
         ),
         Process(
@@ -135,7 +135,7 @@ def local_sites(folder: ServerFolder) -> list[SiteFolder]:
     return [site for site in found if site.settings_file.is_file()]
 
 
-def answers(folder: ServerFolder, port: int) -> Callable[[], bool]:
+def health_check(folder: ServerFolder, port: int) -> Callable[[], bool]:
     """Return a check whether a port of this machine answers GET /health over TLS with the federation's certificate.
 
     The proxy's refusal of this path counts as an answer; a server error (5xx) does not.
@@ -184,7 +184,7 @@ def _make_local_site(folder: ServerFolder, name: str, data: Path) -> None:
     """Unpack the archive of a site into `local/NAME`, or change the path of the data of an existing one."""
     members = {member.name for member in folder.members()}
     if name not in members:
-        raise InputError(f"The federation has no site '{clean(name)}'; it has {', '.join(sorted(members))}.")
+        raise InputError(f"The federation has no site '{one_line(name)}'; it has {', '.join(sorted(members))}.")
     set_up_site(folder.archive(name), folder.path / "local" / name, data, folder.schema_file)
 
 

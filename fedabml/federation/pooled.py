@@ -6,8 +6,9 @@ N, S and Q, the totals over sites:
 
     mean = shift + scale S / N        deviation = scale sqrt(Q / N - (S / N)^2)
 
-Sums of fewer than `LEAST_ROWS` values are never sent. A median is rounded to a twentieth of the column's own deviation,
-or of the schema's scale if that is larger: the server chooses the scale, and so cannot ask for the exact value.
+Sums of fewer than `LEAST_ROWS_TO_REVEAL` values are never sent. A median is rounded to a twentieth of the column's own
+deviation, or of the schema's scale if that is larger: the server chooses the scale, and so cannot ask for the exact
+value.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ..data.recipe import MAX_CATEGORIES, as_text, numbers
 from ..errors import InputError
 from .schema_types import MOST_WORD, Column, Schema
 from .settings import SiteSettings
-from .site_check import LEAST_ROWS, shared_words
+from .site_check import LEAST_ROWS_TO_REVEAL, shared_words
 from .site_data import divide
 
 Sums = list[float]  # n, sum, sum of squares
@@ -62,7 +63,7 @@ def _pairs(schema: Schema, prefix: str = "") -> list[tuple[float, float]]:
 def _sums(values: np.ndarray, shift: float, scale: float) -> Sums:
     """Return n, sum and sum of squares of (values - shift) / scale of the known values; zeros if too few."""
     known = values[~np.isnan(values)].astype(np.float64)
-    if len(known) < LEAST_ROWS:
+    if len(known) < LEAST_ROWS_TO_REVEAL:
         return [0, 0.0, 0.0]
     z = (known - shift) / scale
     return [len(z), math.fsum(z), math.fsum(z * z)]
@@ -81,7 +82,7 @@ def _table_sums(schema: Schema, frame: Any, settings: SiteSettings, seed: int) -
         values = _values(frame, name, column)
         facts["columns"][name] = _sums(values, column.shift, column.scale)
         known = values[~np.isnan(values)]
-        if settings.allow_medians and len(known) >= LEAST_ROWS:
+        if settings.allow_medians and len(known) >= LEAST_ROWS_TO_REVEAL:
             step = max(column.scale, float(known.std())) / 20  # coarse, because a median is the value of a row
             facts["medians"][name] = float(f"{round(float(np.median(known)) / step) * step:.6g}")
     if schema.task == "regression":

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..algorithms.base import State
 from ..arguments import is_number, is_whole
-from .messages import Order, Reply, clean
+from .messages import Order, Reply, printable
 
 MAX_VALUE = 1e9  # magnitude of one number of an update
 MAX_LOSS = 1e12
@@ -29,7 +29,7 @@ CHUNK = 1 << 18  # numbers of each reply that are compared at once: all of a lar
 
 
 @dataclass(frozen=True)
-class Limits:
+class ReplyLimits:
     """Limits bound what a reply may contain."""
 
     max_samples: int = 10_000_000
@@ -49,7 +49,7 @@ def check_identity(reply: Reply, order: Order) -> str | None:
     return None if reply.kind == order.kind else "it answers another kind of order"
 
 
-def check(reply: Reply, order: Order, limits: Limits, like: State) -> str | None:
+def check(reply: Reply, order: Order, limits: ReplyLimits, like: State) -> str | None:
     """Return why a reply to a training order must not count, or None if it may.
 
     `like` has the names, shapes and types of an update.
@@ -57,7 +57,7 @@ def check(reply: Reply, order: Order, limits: Limits, like: State) -> str | None
     if reason := check_identity(reply, order):
         return reason
     if reply.error:
-        return f"the site refused: {clean(reply.error)}"
+        return f"the site refused: {printable(reply.error)}"
     if not is_whole(reply.samples) or not 1 <= reply.samples <= limits.max_samples:
         return f"its number of samples is not between 1 and {limits.max_samples}"
     if not is_number(reply.loss) or not math.isfinite(reply.loss):
@@ -67,7 +67,7 @@ def check(reply: Reply, order: Order, limits: Limits, like: State) -> str | None
     return check_update(reply.tensors, limits, like)
 
 
-def check_update(update: State, limits: Limits, like: State) -> str | None:
+def check_update(update: State, limits: ReplyLimits, like: State) -> str | None:
     """Return why tensors are not a valid update, or None if they are."""
     if missing := [name for name in like if name not in update]:
         return f"it lacks {_listed(missing)}"
@@ -86,7 +86,7 @@ def check_update(update: State, limits: Limits, like: State) -> str | None:
     return None
 
 
-def _check_values(name: str, value: Tensor, limits: Limits) -> str | None:
+def _check_values(name: str, value: Tensor, limits: ReplyLimits) -> str | None:
     if not value.numel():
         return None
     if not bool(torch.isfinite(value).all()):
@@ -140,4 +140,4 @@ def seconds_of(reply: Reply) -> dict[str, float]:
 def _listed(names: Sequence[object]) -> str:
     """Return at most three names of tensors."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(f"'{clean(name, 40)}'" for name in names[:3]) + more
+    return ", ".join(f"'{printable(name, 40)}'" for name in names[:3]) + more

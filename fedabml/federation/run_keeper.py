@@ -19,7 +19,7 @@ from typing import Protocol
 from ..files.sealed import write_json
 from .events import read_tally
 from .folders import ServerFolder
-from .logs import clean
+from .logs import one_line
 from .status import run_state
 
 log = logging.getLogger("fedabml")
@@ -43,7 +43,7 @@ class Commands(Protocol):
 
 
 @dataclass
-class Run:
+class SubmittedRun:
     """The content of `run/run.json`. `state` is starting, running or one of `ENDS`; `failures` are those in a row."""
 
     state: str = "starting"
@@ -60,8 +60,8 @@ class RunKeeper:
 
     def __init__(self, folder: ServerFolder, commands: Commands, clock: Callable[[], float] = time.monotonic):
         self.folder, self._commands, self._clock = folder, commands, clock
-        known = {key: value for key, value in run_state(folder).items() if key in Run.__dataclass_fields__}
-        self.run = Run(**known | {"id": int(known.get("id", 0))})
+        known = {key: value for key, value in run_state(folder).items() if key in SubmittedRun.__dataclass_fields__}
+        self.run = SubmittedRun(**known | {"id": int(known.get("id", 0))})
         self._next, self._registered = 0.0, ""
 
     def step(self) -> None:
@@ -103,7 +103,7 @@ class RunKeeper:
         tally = read_tally(self.folder)
         rounds, gave_up = tally.rounds_done, tally.gave_up
         self.run.failures = 0 if rounds > self.run.rounds else self.run.failures + 1
-        log.warning("run %s ended (%s) after round %s", self.run.id, clean(state), rounds)
+        log.warning("run %s ended (%s) after round %s", self.run.id, one_line(state), rounds)
         self.run.id = 0
         if rounds >= self.folder.settings.rounds and state == "finished:completed":
             self.run.state = "finished"
@@ -112,7 +112,7 @@ class RunKeeper:
         elif self.run.failures >= MOST_FAILURES:
             self.run.state = "failed"
             self.run.message = (
-                f"{self.run.failures} runs in a row ended without finishing a round ({clean(state)}). Read "
+                f"{self.run.failures} runs in a row ended without finishing a round ({one_line(state)}). Read "
                 f"'{self.folder.run}/executor.log', remove the cause, and run `fedabml federation resume`."
             )
         self._next = self._clock() + min(60.0, 2.0**self.run.failures - 1)
@@ -120,7 +120,7 @@ class RunKeeper:
 
     def note(self, error: Exception) -> None:
         """Record the error of a call, which the status shows until a call succeeds."""
-        message = f"The last call of the SuperLink failed: {clean(error, 400)}"
+        message = f"The last call of the SuperLink failed: {one_line(error, 400)}"
         if self.run.state not in ENDS and self.run.message != message:
             self.run.message = message
             self._save()
@@ -138,7 +138,7 @@ def keep(folder: ServerFolder, commands: Commands) -> None:
             keeper.step()
             wait = _EVERY
         except Exception as error:  # the SuperLink is starting, or gone for a while
-            log.warning("%s: %s", type(error).__name__, clean(error, 1000))
+            log.warning("%s: %s", type(error).__name__, one_line(error, 1000))
             keeper.note(error)
             wait = min(10.0, wait * 1.5)
         time.sleep(wait)

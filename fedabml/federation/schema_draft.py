@@ -1,8 +1,8 @@
 """Draft a schema from one site's data, for the operator to edit.
 
-What it takes from the data: names and kinds of columns, words that at least `LEAST_ROWS` rows share, classes, shapes,
-and rounded shifts and scales. It takes no single value of a feature, no extreme and no rare word. But all classes enter
-it that are whole numbers or names of image folders, even rare ones.
+What it takes from the data: names and kinds of columns, words that at least `LEAST_ROWS_TO_REVEAL` rows share,
+classes, shapes, and rounded shifts and scales. It takes no single value of a feature, no extreme and no rare word. But
+all classes enter it that are whole numbers or names of image folders, even rare ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..data.images import LARGEST_SIZE, ImageRecipe
 from ..data.recipe import MAX_CATEGORIES, as_text, choose_task, is_numeric, numbers, refuse_gaps
 from ..errors import InputError, nearest
 from .schema_types import Column, Schema
-from .site_check import LEAST_ROWS, kind_of, shared_words
+from .site_check import LEAST_ROWS_TO_REVEAL, kind_of, shared_words
 from .site_data import open_data
 
 if TYPE_CHECKING:
@@ -96,9 +96,10 @@ def _of_table(
 
 
 def _column(values: pd.Series, name: str, date: bool) -> Column:
-    if int(values.notna().sum()) < LEAST_ROWS:
+    if int(values.notna().sum()) < LEAST_ROWS_TO_REVEAL:
         raise InputError(
-            f"Column '{name}' has a value in fewer than {LEAST_ROWS} rows. Leave it out (--drop-columns {name})."
+            f"Column '{name}' has a value in fewer than {LEAST_ROWS_TO_REVEAL} rows. Leave it out "
+            f"(--drop-columns {name})."
         )
     if date:
         parsed = parse_dates(values, name)
@@ -112,8 +113,9 @@ def _column(values: pd.Series, name: str, date: bool) -> Column:
     words = shared_words(as_text(values))
     if not 0 < len(words) <= MAX_CATEGORIES:
         raise InputError(
-            f"Column '{name}' has {len(words)} words that {LEAST_ROWS} rows share: it seems to hold identifiers or "
-            f"free text. Leave it out (--drop-columns {name}), or turn it into at most {MAX_CATEGORIES} categories."
+            f"Column '{name}' has {len(words)} words that {LEAST_ROWS_TO_REVEAL} rows share: it seems to hold "
+            f"identifiers or free text. Leave it out (--drop-columns {name}), or turn it into at most {MAX_CATEGORIES} "
+            "categories."
         )
     return Column("words", words=words)
 
@@ -129,8 +131,8 @@ def _classes(values: pd.Series, target: str) -> tuple[str, ...]:
         classes = shared_words(as_text(values))
     if len(classes) < 2:
         raise InputError(
-            f"The target '{target}' has {len(classes)} classes that {LEAST_ROWS} rows share; a classification has two "
-            "or more."
+            f"The target '{target}' has {len(classes)} classes that {LEAST_ROWS_TO_REVEAL} rows share; a "
+            "classification has two or more."
         )
     return classes
 

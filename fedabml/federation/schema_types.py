@@ -29,7 +29,7 @@ from ..errors import InputError, nearest, quoted
 from ..files.limits import MAX_TOML, parse_toml
 from ..files.paths import Name, read_text, write
 
-KINDS = ("table", "arrays", "images")
+SCHEMA_KINDS = ("table", "arrays", "images")
 COLUMN_KINDS = ("number", "words", "date")
 MOST_COLUMNS, MOST_CLASSES, MOST_WORD = 16_384, 1000, 200
 CIRCLE = math.sqrt(0.5)  # the deviation of sine and cosine over a whole circle
@@ -63,7 +63,7 @@ class Column:
 class Schema:
     """A schema describes the data of every site. Fields that do not belong to its kind have their defaults."""
 
-    kind: str  # one of `KINDS`
+    kind: str  # one of `SCHEMA_KINDS`
     task: str
     classes: tuple[str, ...] = ()
     target: str = ""
@@ -193,8 +193,8 @@ class Schema:
 
 # -- checks of what a file or a message holds -------------------------------------------------------------------------
 def _parsed(cls: type[Schema], data: Any) -> Schema:
-    if not isinstance(data, Mapping) or data.get("kind") not in KINDS:
-        raise InputError(f"Its kind must be one of {', '.join(KINDS)}.")
+    if not isinstance(data, Mapping) or data.get("kind") not in SCHEMA_KINDS:
+        raise InputError(f"Its kind must be one of {', '.join(SCHEMA_KINDS)}.")
     kind, task = data["kind"], data.get("task")
     for name in data:
         if name not in _KEYS[kind] | _COMMON:
@@ -217,7 +217,7 @@ def _parsed(cls: type[Schema], data: Any) -> Schema:
         values["shape"] = tuple(checked_integer(size, "A size in shape") for size in data["shape"])
         values |= {"type": data["type"], "targets": checked_integer(data.get("targets", 1), "targets")}
     if kind != "table":
-        values |= _normalisation(data, values["shape"], values["type"])
+        values |= _normalization(data, values["shape"], values["type"])
     if task == "regression":
         values |= {name: _numbers(data[name], name) for name in ("target_shift", "target_scale")}
         if {len(values["target_shift"]), len(values["target_scale"])} != {values.get("targets", 1)}:
@@ -265,7 +265,7 @@ def _column(name: str, data: Any) -> Column:
     return Column(kind, shift, scale, fill, gaps, (), times)
 
 
-def _normalisation(data: Mapping[str, Any], shape: tuple[int, ...], type: Any) -> dict[str, Any]:
+def _normalization(data: Mapping[str, Any], shape: tuple[int, ...], type: Any) -> dict[str, Any]:
     """Return shift and scale of arrays or images, after a check of all sizes."""
     if not 0 < len(shape) <= 4 or math.prod(shape) > 1 << 24 or type not in ("float32", "uint8"):
         raise InputError("shape has 1 to 4 sizes, at most 16,777,216 numbers, and type is float32 or uint8.")

@@ -20,9 +20,9 @@ from ..arguments import is_number, is_whole
 from ..errors import InputError, nearest, quoted
 from ..files.limits import MAX_TOML, parse_toml
 from ..files.paths import read_text, write
-from ..models import NAMES
+from ..models import NETWORK_NAMES
 
-Table = dict[str, Any]
+JsonDict = dict[str, Any]
 log = logging.getLogger("fedabml")
 AGGREGATIONS = ("mean", "trimmed-mean", "median", "krum")
 NORMALISATIONS = ("schema", "pooled")
@@ -57,10 +57,10 @@ def check_name(name: object, subject: str = "A site's name") -> str:
 
 def check_model_and_algorithm(model: object, algorithm: object) -> None:
     """Raise InputError for a network or an algorithm that is not one of fedabml's own."""
-    if not isinstance(model, str) or model not in NAMES:
+    if not isinstance(model, str) or model not in NETWORK_NAMES:
         raise InputError(
             f"A federation has no network {quoted(model)}; files of code and Hugging Face folders are not accepted."
-            f"{nearest(str(model)[:60], NAMES)}"
+            f"{nearest(str(model)[:60], NETWORK_NAMES)}"
         )
     entry = REGISTRY.get(algorithm) if isinstance(algorithm, str) else None
     if entry is None or entry.code is not None:
@@ -120,7 +120,7 @@ class _Checked:
         """Check what concerns several keys."""
 
     @classmethod
-    def of(cls, data: Table, subject: str = "The settings") -> Self:
+    def of(cls, data: JsonDict, subject: str = "The settings") -> Self:
         """Make settings from a table. Raises InputError for a key that is unknown, missing or wrong."""
         known = {each.name: each for each in fields(cls)}  # type: ignore[arg-type]
         retired = {name: advice for name, advice in cls.RETIRED.items() if name in data}
@@ -149,7 +149,7 @@ class _Checked:
             raise InputError(f"'{path}' is not valid TOML: {error}.") from error
         return cls.of(data, f"'{path}'")
 
-    def to_dict(self) -> Table:
+    def to_dict(self) -> JsonDict:
         """Return all keys with their values."""
         return {each.name: getattr(self, each.name) for each in fields(self)}  # type: ignore[arg-type]
 
@@ -184,7 +184,7 @@ class Settings(_Checked):
     port: int = key(8443, "the one port that sites reach, of the proxy", 1, 65535)
     superlink_port: int = key(8180, "port of Flower's SuperLink, on the loopback interface only", 1, 65535)
     algorithm: str = key("fedabml", "algorithm by name, see `fedabml algorithms`", choices=tuple(REGISTRY))
-    model: str = key("mlp", "network by name", choices=tuple(NAMES))
+    model: str = key("mlp", "network by name", choices=tuple(NETWORK_NAMES))
     rounds: int = key(50, "rounds of communication", 1, 1_000_000)
     participation: float = key(1.0, "share of the registered sites that take part in a round", 0, 1)
     epochs: int = key(5, "passes over a site's data in a round", 1, 100_000)
@@ -233,8 +233,8 @@ class Settings(_Checked):
     max_message_mb: int = key(128, "most megabytes of one site's reply", 1, 2000)
     prior_every: int = key(10, "rounds between the priors that sites receive during training (0: at the end only)", 0)
     score_every: int = key(0, "rounds between scores of sites that allow them (0: none)", 0)
-    hyper: Table = key(dict, "hyperparameters of the algorithm, such as lr = 0.03")  # noqa: RUF009
-    model_options: Table = key(dict, "options of the network, such as hidden = [64]")  # noqa: RUF009
+    hyper: JsonDict = key(dict, "hyperparameters of the algorithm, such as lr = 0.03")  # noqa: RUF009
+    model_options: JsonDict = key(dict, "options of the network, such as hidden = [64]")  # noqa: RUF009
 
     def __post_init__(self) -> None:
         check_model_and_algorithm(self.model, self.algorithm)
@@ -303,7 +303,7 @@ def _checked(owner: str, each: Field[Any], value: Any) -> Any:
     """Return a value in the type of its field. An InputError gives the type, the choices or the range."""
     meta, subject = each.metadata, f"{owner}: {each.name} ({each.metadata['doc']})"
     kind = str(each.type)
-    if kind == "Table":
+    if kind == "JsonDict":
         if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
             raise InputError(f"{subject} must be a table; it is {quoted(value)}.")
         return dict(value)
@@ -335,7 +335,7 @@ def _range(low: float, high: float) -> str:
 def _explained(each: Field[Any]) -> str:
     meta = each.metadata
     limits = f"one of {', '.join(meta['choices'])}" if meta["choices"] else _range(meta["low"], meta["high"])
-    is_plain = each.type in ("Table", "str", "bool") and not meta["choices"]
+    is_plain = each.type in ("JsonDict", "str", "bool") and not meta["choices"]
     text = f"{meta['doc']}{'' if is_plain or not limits else f' ({limits})'}"
     return f"{text[0].upper()}{text[1:]}."
 

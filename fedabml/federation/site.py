@@ -28,8 +28,8 @@ from . import handshake, site_data
 from .card import Card
 from .folders import SiteFolder
 from .kept import KeptLost, KeptVersions
-from .messages import KINDS, CardMissing, Order, Refusal, Reply
-from .replies import Limits, check_update
+from .messages import ORDER_KINDS, CardMissing, Order, Refusal, Reply
+from .replies import ReplyLimits, check_update
 from .scores import site_scores
 
 log = logging.getLogger("fedabml")
@@ -85,7 +85,7 @@ class Site:
     def _check(self, order: Order) -> None:
         """Refuse an order that is not meant for this site."""
         settings = self.folder.settings
-        if order.kind not in KINDS:
+        if order.kind not in ORDER_KINDS:
             raise Refusal("This version of fedabml does not know such an order.")
         if order.federation != settings.federation:
             raise Refusal("The order belongs to another federation.")
@@ -164,6 +164,6 @@ class Site:
 def _checked_state(tensors: State, card: Card) -> State:
     """Return the shared state of an order in the algorithm's order of names. Raises Refusal for other tensors."""
     like = card.initial_shared()
-    if reason := check_update(tensors, Limits(), like):
+    if reason := check_update(tensors, ReplyLimits(), like):
         raise Refusal(f"The order's tensors cannot be used: {reason}.")
     return {name: tensors[name] for name in like}

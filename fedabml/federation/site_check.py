@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_REASONS = 20
-LEAST_ROWS = 5  # rows that must share a word, or have a value in a column, before anything about it is written or sent
+# Rows that must share a word, or have a value in a column, before anything about it is written or sent.
+LEAST_ROWS_TO_REVEAL = 5
 
 
 def reasons(schema: Schema, data: Any) -> list[str]:
@@ -43,9 +44,9 @@ def kind_of(data: Any) -> str:
 
 
 def shared_words(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return, sorted, the words that occur at least `LEAST_ROWS` times; empty texts (missing values) do not count."""
+    """Return, sorted, the words that occur at least `LEAST_ROWS_TO_REVEAL` times; missing values do not count."""
     counts = Counter(text for text in texts if text)
-    return tuple(sorted(word for word, count in counts.items() if count >= LEAST_ROWS))
+    return tuple(sorted(word for word, count in counts.items() if count >= LEAST_ROWS_TO_REVEAL))
 
 
 # -- tables -----------------------------------------------------------------------------------------------------------

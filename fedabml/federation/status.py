@@ -18,9 +18,9 @@ from ..files.sealed import read_json
 from . import keys, pids
 from .events import read_tally
 from .folders import ServerFolder, SiteFolder
-from .logs import clean, last_line, log_of
+from .logs import last_line, log_of, one_line
 from .supervisor import PIDS, SUPERVISOR, supervisor_of
-from .tally import SHOWN, SiteStatus, Tally, table, whole
+from .tally import SHOWN_REJECTIONS, SiteStatus, Tally, table, whole
 
 __all__ = ["ProcessStatus", "SiteFolderStatus", "SiteStatus", "Status", "processes", "read", "read_site", "run_state"]
 
@@ -87,7 +87,7 @@ def read(folder: ServerFolder) -> Status:
     status.runs, status.rounds_done, status.attempts_repeated = tally.runs, tally.rounds_done, tally.repeated
     status.bytes_down, status.bytes_up, status.damaged_lines = tally.bytes_down, tally.bytes_up, tally.damaged
     status.losses, status.scores, status.problem = tally.losses, tally.scores, tally.problem
-    status.rejected, status.reasons = tally.rejected, dict(tally.reasons.most_common(SHOWN))
+    status.rejected, status.reasons = tally.rejected, dict(tally.reasons.most_common(SHOWN_REJECTIONS))
     _describe_times(status, tally)
     _describe_processes(status, folder, tally.last)
     _describe_certificate(status, folder)
@@ -127,7 +127,7 @@ def _describe_processes(status: Status, folder: ServerFolder | SiteFolder, last:
     """Set the federation's state from the processes, the run and the last event."""
     status.processes = processes(folder)
     run = run_state(folder)
-    status.app = clean(run.get("app", ""))
+    status.app = one_line(run.get("app", ""))
     if not pids.alive(supervisor_of(folder.run)):
         for process in status.processes:
             process.state = "stopped"
@@ -135,7 +135,7 @@ def _describe_processes(status: Status, folder: ServerFolder | SiteFolder, last:
             site.connected = None
         status.state = "finished" if status.rounds_done >= status.rounds > 0 else "stopped"
         return
-    status.problem = status.problem or clean(run.get("message", ""), 600)
+    status.problem = status.problem or one_line(run.get("message", ""), 600)
     if run.get("state") in ("failed", "gave up"):
         status.state = str(run["state"])
     elif status.rounds_done >= status.rounds:

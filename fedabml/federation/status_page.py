@@ -136,10 +136,10 @@ def page(status: Status) -> str:
     """Return the status as a complete HTML document. All texts are escaped."""
     from ..report.canvas import PAGE
     from ..report.charts import Axis, Series, line_chart
-    from ..report.page import Cell, Figure, Row, Section, Table, Tile, document
+    from ..report.page import Figure, Row, Section, Table, TableCell, Tile, document
 
     def table(head: Sequence[str], rows: Rows, fold: str = "") -> list[Table]:
-        return [Table(head, [Row([Cell(text) for text in row]) for row in rows], fold=fold)] if rows else []
+        return [Table(head, [Row([TableCell(text) for text in row]) for row in rows], fold=fold)] if rows else []
 
     words = dict(facts(status))
     done = f"{status.rounds_done} / {status.rounds}"

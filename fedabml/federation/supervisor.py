@@ -27,7 +27,7 @@ from typing import IO, Any
 
 from ..errors import InputError
 from ..files.paths import folder_lock, open_append
-from .logs import clean
+from .logs import one_line
 from .pids import MARK, Identity, Record, activity, end_leftovers, identity, read_record, records
 
 PIDS = "pids"  # the folder of the records, in the folder `run`
@@ -132,7 +132,7 @@ class _Child:
         failures, now = self.record.failures + 1, time.time()
         wait = self.process.backoff.seconds(failures - 1, True)
         self.next_start = time.monotonic() + wait
-        self.note(state="waiting", last_exit=clean(error), failures=failures, next_start=now + wait)
+        self.note(state="waiting", last_exit=one_line(error), failures=failures, next_start=now + wait)
 
     def ended(self, status: int, stopping: bool) -> None:
         """Note that the process has ended and, unless all are `stopping`, when it is to be started again."""

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from .logs import clean
+from .logs import one_line
 
 RECENT = 10  # rounds whose times are kept
 MOST_LOSSES = 4000  # if there are more, every second one is forgotten
 MOST_REASONS = 100  # different reasons that are counted
-SHOWN = 20  # rejected replies that are kept with site and reason
+SHOWN_REJECTIONS = 20  # rejected replies that are kept with site and reason
 
 
 @dataclass
@@ -92,9 +92,9 @@ class Tally:
         self._add_rejected(event, number)
         for name, text in table(event.get("refused")).items():
             if name in self.sites:
-                self.sites[name].note = clean(text)
+                self.sites[name].note = one_line(text)
         if kind in ("gave_up", "error"):
-            self.problem = clean(event.get("error") or event.get("reason") or event.get("message") or "", 600)
+            self.problem = one_line(event.get("error") or event.get("reason") or event.get("message") or "", 600)
         elif kind in ("round", "start"):
             self.problem = self.gave_up = ""
         if kind == "gave_up":
@@ -116,17 +116,17 @@ class Tally:
         self.scores = numbers(event.get("scores"))
         self.recent = [{name: numbers(part) for name, part in each.items()} for each in tables(event.get("recent"))]
         self.rejected = [
-            {"round": whole(each.get("round")), **{key: clean(each.get(key, ""), 200) for key in ("site", "reason")}}
+            {"round": whole(each.get("round")), **{key: one_line(each.get(key, ""), 200) for key in ("site", "reason")}}
             for each in tables(event.get("rejected"))
         ]
-        self.reasons = Counter({clean(k, 200): whole(n) for k, n in table(event.get("reasons")).items()})
+        self.reasons = Counter({one_line(k, 200): whole(n) for k, n in table(event.get("reasons")).items()})
         for name, facts in table(event.get("sites")).items():
             if name in self.sites and isinstance(facts, dict):
                 found = SiteStatus(name)
                 for part in ("last_round", "counted", "missed", "rejected"):
                     setattr(found, part, whole(facts.get(part)))
                 found.connected = facts.get("connected") if isinstance(facts.get("connected"), bool) else None
-                found.resting, found.note = facts.get("resting") is True, clean(facts.get("note") or "")
+                found.resting, found.note = facts.get("resting") is True, one_line(facts.get("note") or "")
                 found.loss, found.seconds = number(facts.get("loss")), numbers(facts.get("seconds"))
                 found.prior_round = None if facts.get("prior_round") is None else whole(facts.get("prior_round"))
                 self.sites[name] = found
@@ -144,10 +144,10 @@ class Tally:
 
     def _add_rejected(self, event: dict[str, Any], round: int) -> None:
         for each in tables(event.get("rejected")):
-            facts = {key: clean(each.get(key, ""), 200) for key in ("site", "reason")}
+            facts = {key: one_line(each.get(key, ""), 200) for key in ("site", "reason")}
             times = max(1, whole(each.get("times")))
             self.reasons[facts["reason"]] += times
-            self.rejected = [*self.rejected, {"round": round, **facts}][-SHOWN:]
+            self.rejected = [*self.rejected, {"round": round, **facts}][-SHOWN_REJECTIONS:]
             if facts["site"] in self.sites:
                 self.sites[facts["site"]].rejected += times
 
@@ -204,7 +204,7 @@ def tables(value: Any) -> list[dict[str, Any]]:
 
 def numbers(value: Any) -> dict[str, float]:
     """Return the finite numbers of a table by their cleaned names."""
-    return {clean(name, 40): v for name, each in table(value).items() if (v := number(each)) is not None}
+    return {one_line(name, 40): v for name, each in table(value).items() if (v := number(each)) is not None}
 
 
 def names(value: Any, known: Iterable[str]) -> list[str]:

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Callable
 from typing import Any
 
-from ..arguments import MOST
+from ..arguments import MAX_INTEGER
 from ..errors import InputError
 
 MAX_TOML = 256 << 10  # bytes of a TOML file: tomllib needs quadratic time for some
@@ -77,8 +77,10 @@ def _bounded(data: Any, subject: str) -> Any:
                 below += value.values()
             elif isinstance(value, list):
                 below += value
-            elif type(value) is int and abs(value) > MOST:
-                raise InputError(f"{subject} has a whole number beyond {MOST}, the largest that fedabml accepts.")
+            elif type(value) is int and abs(value) > MAX_INTEGER:
+                raise InputError(
+                    f"{subject} has a whole number beyond {MAX_INTEGER}, the largest that fedabml accepts."
+                )
         if not below:
             return data
         level = below

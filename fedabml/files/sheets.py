@@ -75,7 +75,7 @@ def frame(records: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     return pandas.DataFrame(list(records))
 
 
-SHOWN = 20  # rows of a table in a notebook
+SHOWN_ROWS = 20  # rows of a table in a notebook
 
 
 def html_card(title: str, properties: Mapping[str, Any], records: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -88,8 +88,8 @@ def html_card(title: str, properties: Mapping[str, Any], records: Sequence[Mappi
     parts.append(f"<table>{''.join(row(pair) for pair in properties.items() if pair[1] is not None)}</table>")
     if records:
         head = list(dict.fromkeys(name for record in records for name in record))
-        lines = (row(record.get(name) for name in head) for record in records[:SHOWN])
+        lines = (row(record.get(name) for name in head) for record in records[:SHOWN_ROWS])
         parts.append(f"<table>{row(head, 'th')}{''.join(lines)}</table>")
-    if len(records) > SHOWN:
-        parts.append(f"<p>and {len(records) - SHOWN} more: see .frame()</p>")
+    if len(records) > SHOWN_ROWS:
+        parts.append(f"<p>and {len(records) - SHOWN_ROWS} more: see .frame()</p>")
     return f"<div>{''.join(parts)}</div>"

@@ -19,7 +19,7 @@ from ..errors import InputError
 from .paths import read_bytes
 
 MARK = ".py:"
-MOST = 1 << 24  # bytes of a file
+MAX_SOURCE_BYTES = 1 << 24  # bytes of a file
 
 _DIGESTS: dict[str, str] = {}  # of imported files, by the name of their module
 
@@ -54,7 +54,7 @@ def read_user_code(text: str) -> UserCode:
         raise InputError(f"'{text}' must have the form FILE.py:NAME, such as mine.py:Net.")
     if not os.path.isfile(file):  # noqa: PTH113  a path of any form
         raise InputError(f"There is no file '{file}'. Name your code as FILE.py:NAME, such as mine.py:{name}.")
-    source = read_bytes(file, MOST)
+    source = read_bytes(file, MAX_SOURCE_BYTES)
     digest = hashlib.sha256(source).hexdigest()
     module_name = f"fedabml_user_code_{digest[:16]}"
     if module_name not in sys.modules:

@@ -18,7 +18,7 @@ from torch import nn
 from ..files.sealed import tensor_bytes
 
 
-class Origin(NamedTuple):
+class ParameterIdentity(NamedTuple):
     """The name of a frozen parameter, its kind, and the digest of its values."""
 
     name: str
@@ -27,7 +27,7 @@ class Origin(NamedTuple):
     digest: bytes
 
 
-_HELD: WeakValueDictionary[tuple[Origin, torch.device, torch.dtype], nn.Parameter] = WeakValueDictionary()
+_HELD: WeakValueDictionary[tuple[ParameterIdentity, torch.device, torch.dtype], nn.Parameter] = WeakValueDictionary()
 
 
 def hold(module: nn.Module, trained: Collection[str]) -> None:
@@ -38,7 +38,7 @@ def hold(module: nn.Module, trained: Collection[str]) -> None:
     """
     written = {id(part.weight) for part in module.modules() if getattr(part, "max_norm", None) is not None}
     named = {name: p for name, p in module.named_parameters() if name not in trained and id(p) not in written}
-    held = {id(p): _register(p, _origin(name, p)) for name, p in named.items()}
+    held = {id(p): _register(p, _identity(name, p)) for name, p in named.items()}
     for part in module.modules():
         part._parameters.update({name: held[id(p)] for name, p in part._parameters.items() if id(p) in held})
 
@@ -54,7 +54,7 @@ def copies(module: nn.Module, device: torch.device | None = None, dtype: torch.d
 
 
 def _placed(parameter: nn.Parameter, device: torch.device, dtype: torch.dtype) -> nn.Parameter:
-    origin: Origin | None = getattr(parameter, "origin", None)
+    origin: ParameterIdentity | None = getattr(parameter, "origin", None)
     if origin is None:
         return nn.Parameter(parameter.data, requires_grad=False)
     dtype = dtype if parameter.is_floating_point() or parameter.is_complex() else parameter.dtype
@@ -68,11 +68,12 @@ def _placed(parameter: nn.Parameter, device: torch.device, dtype: torch.dtype) -
     return held
 
 
-def _register(parameter: nn.Parameter, origin: Origin) -> nn.Parameter:
+def _register(parameter: nn.Parameter, origin: ParameterIdentity) -> nn.Parameter:
     held = _HELD.setdefault((origin, parameter.device, parameter.dtype), parameter)
     held.origin = origin  # type: ignore[attr-defined]
     return held
 
 
-def _origin(name: str, parameter: nn.Parameter) -> Origin:
-    return Origin(name, tuple(parameter.shape), parameter.dtype, hashlib.sha256(tensor_bytes(parameter)).digest())
+def _identity(name: str, parameter: nn.Parameter) -> ParameterIdentity:
+    digest = hashlib.sha256(tensor_bytes(parameter)).digest()
+    return ParameterIdentity(name, tuple(parameter.shape), parameter.dtype, digest)

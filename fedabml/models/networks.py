@@ -26,7 +26,7 @@ from ..errors import InputError, nearest
 from ..files.limits import host_memory
 from ..files.paths import open_regular
 from ..files.user_code import UserCode
-from .own import OWN
+from .own import USER_NETWORKS
 
 
 def mlr(shape: Sequence[int], outputs: int) -> nn.Module:
@@ -143,14 +143,14 @@ def build(
     `most`, a bound on its parameters for a network that a file describes (otherwise memory is the bound). Raises
     InputError for an unknown name or option and for a network that is too large.
     """
-    if name not in MODELS and name not in OWN:
+    if name not in MODELS and name not in USER_NETWORKS:
         remedy = f" If it is your own, name its file: FILE.py:{name}." if name.isidentifier() else ""
-        raise InputError(f"There is no model '{name}'.{nearest(name, (*MODELS, *OWN))}{remedy}")
+        raise InputError(f"There is no model '{name}'.{nearest(name, (*MODELS, *USER_NETWORKS))}{remedy}")
     shape = tuple(checked_integer(size, "A size in shape") for size in shape)
     outputs = checked_integer(outputs, "outputs")
-    if name in OWN:
+    if name in USER_NETWORKS:
         with Seeded(rng.number(seed, rng.INIT) & 0x7FFFFFFF):
-            return _built(OWN[name], {"shape": shape, "outputs": outputs}, options)
+            return _built(USER_NETWORKS[name], {"shape": shape, "outputs": outputs}, options)
     for option, sizes in options.items():
         check(sizes, Sequence[int], f"Model '{name}': {option}")
         if len(sizes) > MOST_LAYERS:

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ..errors import InputError, quoted
 
-Place = str | int  # the name of a dictionary's entry or a dataclass's field, or the number of a tuple's entry
+OutputKey = str | int  # the name of a dictionary's entry or a dataclass's field, or the number of a tuple's entry
 
 
-def select_output(returned: Any, place: Place | None) -> Tensor:
+def select_output(returned: Any, place: OutputKey | None) -> Tensor:
     """Return the tensor at a place of what a module returned: a tensor alone, a tuple, a dictionary or a dataclass.
 
     Raises InputError, which lists what the module returned, if there is no tensor at this place.
@@ -46,7 +46,7 @@ _KEY = "model_options.output"
 _ALONE = " Return that tensor alone from forward, or wrap the model in a module that picks it."
 
 
-def _parts(returned: Any) -> dict[Place, Any]:
+def _parts(returned: Any) -> dict[OutputKey, Any]:
     """Return the entries of a dictionary, a dataclass, a named or a plain tuple, or a list, by name or number."""
     if isinstance(returned, Mapping):
         return {name: part for name, part in returned.items() if isinstance(name, str | int)}

@@ -10,13 +10,13 @@ from pathlib import Path
 from ..errors import InputError
 from ..files.user_code import UserCode, is_user_code, read_user_code, refuse_other_code
 
-NAMES = ("mlr", "mlp", "cnn", "cnn100", "resnet18", "text")
+NETWORK_NAMES = ("mlr", "mlp", "cnn", "cnn100", "resnet18", "text")
 TRAINED = ("all", "head", "lora")  # the weights of a module that may be trained, see `adapters`
 _READ = (".json", ".safetensors")  # files of a folder that decide what its model computes
-OWN: dict[str, UserCode] = {}  # classes and functions in users' files, by name
+USER_NETWORKS: dict[str, UserCode] = {}  # classes and functions in users' files, by name
 
 
-def named(name: str) -> str:
+def register_user_network(name: str) -> str:
     """Return the name by which `build` knows a network; `mine.py:Net` is imported and registered as Net.
 
     Only a name that a person gave may be passed, because the file is executed. Raises InputError if it has no such
@@ -25,13 +25,13 @@ def named(name: str) -> str:
     if not is_user_code(name):
         return name
     code = read_user_code(name)
-    if code.name in NAMES:
+    if code.name in NETWORK_NAMES:
         raise InputError(f"'{name}' has the name of a network of fedabml, {code.name}. Rename it.")
     if not callable(code.value):
         kind = type(code.value).__name__
         raise InputError(f"'{name}' must be a class or function that makes a torch.nn.Module; it is of type {kind}.")
-    refuse_other_code(code, OWN.get(code.name))
-    OWN[code.name] = code
+    refuse_other_code(code, USER_NETWORKS.get(code.name))
+    USER_NETWORKS[code.name] = code
     return code.name
 
 

@@ -16,7 +16,7 @@ from .canvas import PAGE, Axis, Theme, finite, ticks
 from .charts import Series, bars, histogram, line_chart, ranges, scatter, usual_radius
 from .heat_map import Partition, heat_map
 from .page import Figure
-from .read import Client, Run, read_layers
+from .read import Client, SavedRun, read_layers
 
 _TALL = replace(PAGE, height=350)
 _LOOSE = "Where σ is as large as the mean, the prior hardly constrains a weight."
@@ -31,27 +31,27 @@ def _figure(
     return Figure(title, chart(series, title=title, **options), reading) if series else None
 
 
-def _slot(runs: Sequence[Run], i: int, theme: Theme | None = None) -> int | None:
+def _slot(runs: Sequence[SavedRun], i: int, theme: Theme | None = None) -> int | None:
     """Return the run's entry in the page's legend; `None` where a picture in a theme of its own has its own legend."""
     return i if len(runs) > 1 and theme is None else None
 
 
-def _axis(run: Run, label: str = "") -> Axis:
+def _axis(run: SavedRun, label: str = "") -> Axis:
     return Axis(label or run.metric, "number" if run.regression else "percent")
 
 
-def _metric_word(run: Run) -> str:
+def _metric_word(run: SavedRun) -> str:
     return "RMSE" if run.regression else "accuracy"
 
 
-def loss(runs: Sequence[Run]) -> Figure | None:
+def loss(runs: Sequence[SavedRun]) -> Figure | None:
     """Draw the training loss per round."""
     reading = "The mean training loss of the clients that took part in each round. It should fall and level off."
     axes = {"x": Axis("round", "whole"), "y": Axis("training loss")}
     return _figure(line_chart, _curves(runs, "loss"), "Loss per round", reading, theme=PAGE, **axes)
 
 
-def progress(runs: Sequence[Run], theme: Theme | None = None) -> Figure | None:
+def progress(runs: Sequence[SavedRun], theme: Theme | None = None) -> Figure | None:
     """Draw accuracy (or RMSE) per evaluated round, with bands over seeds; a single run also shows its prior alone."""
     metric, word, series = runs[0].metric, _metric_word(runs[0]), _curves(runs, runs[0].metric, theme)
     if len(runs) == 1 and series:
@@ -70,7 +70,7 @@ def progress(runs: Sequence[Run], theme: Theme | None = None) -> Figure | None:
     return _figure(line_chart, series, f"{word[0].upper()}{word[1:]} per round", reading, theme=theme or PAGE, **axes)
 
 
-def _curves(runs: Sequence[Run], key: str, theme: Theme | None = None) -> list[Series]:
+def _curves(runs: Sequence[SavedRun], key: str, theme: Theme | None = None) -> list[Series]:
     """Return every run's values per round, with a band of half width `key`_half where that is known."""
     series, ceiling = [], 1.0 if key == "accuracy" else math.inf
     for i, run in enumerate(runs):
@@ -84,14 +84,14 @@ def _curves(runs: Sequence[Run], key: str, theme: Theme | None = None) -> list[S
     return series
 
 
-def client_names(runs: Sequence[Run]) -> list[list[str]]:
+def client_names(runs: Sequence[SavedRun]) -> list[list[str]]:
     """Return the names of every run's clients; where the runs' data differ, a name includes its run."""
     data = [(run.dataset, str(run.config.get("partition_hash"))) for run in runs]
     owners = [f" of {runs[data.index(key)].name}" if len({*data}) > 1 else "" for key in data]
     return [[f"{client.name}{owner}" for client in run.clients] for run, owner in zip(runs, owners, strict=True)]
 
 
-def _scored(runs: Sequence[Run], key: str) -> list[list[tuple[float, Client, str]]]:
+def _scored(runs: Sequence[SavedRun], key: str) -> list[list[tuple[float, Client, str]]]:
     """Return of every run the clients that have a measure, as (value, client, name on the page)."""
     return [
         [(v, client, name) for client, name in zip(run.clients, names, strict=True)
@@ -101,7 +101,7 @@ def _scored(runs: Sequence[Run], key: str) -> list[list[tuple[float, Client, str
 
 
 def _client_dots(
-    runs: Sequence[Run], rows: Sequence[Sequence[Dot]], choose: Callable[[int, int], list[int]], which: str,
+    runs: Sequence[SavedRun], rows: Sequence[Sequence[Dot]], choose: Callable[[int, int], list[int]], which: str,
     title: str, reading: str, tip: Callable[[float, float], str], **options: Any,
 ) -> Figure | None:  # fmt: skip
     """Draw a dot per client and run; of very many clients those that `choose` takes, which `which` describes.
@@ -125,13 +125,13 @@ def _client_dots(
     return _figure(scatter, series, title, reading, theme=_TALL, **options)
 
 
-def _tip(run: Run, client: Client, line: str) -> str:
+def _tip(run: SavedRun, client: Client, line: str) -> str:
     sizes = (("training", client.values.get("n_train")), (run.split, run.rows(client)))
     return "\n".join([client.name, line, *(f"{n:.0f} {split} samples" for split, n in sizes if n is not None)])
 
 
 def _ranked(
-    runs: Sequence[Run], key: str, title: str, x: str, y: Axis, reading: str, falling: bool = False, **options: Any
+    runs: Sequence[SavedRun], key: str, title: str, x: str, y: Axis, reading: str, falling: bool = False, **options: Any
 ) -> Figure | None:
     """Draw every client's measure, sorted by it; of very many clients, both ends and even steps between them."""
     rows = []
@@ -142,7 +142,7 @@ def _ranked(
     return _client_dots(runs, rows, thin.ranks, "both ends, and even steps between", title, reading, **options)
 
 
-def spread(runs: Sequence[Run]) -> Figure | None:
+def spread(runs: Sequence[SavedRun]) -> Figure | None:
     """Draw every client's accuracy (or RMSE), sorted."""
     y = _axis(runs[0], f"{runs[0].split} {_metric_word(runs[0])}")
     reading = "Each dot is a client. A flat row means that all clients do equally well; those at the left end do worst."
@@ -150,7 +150,7 @@ def spread(runs: Sequence[Run]) -> Figure | None:
     return _ranked(runs, runs[0].metric, "Clients from worst to best", x, y, reading, falling=runs[0].regression)
 
 
-def coverage(runs: Sequence[Run]) -> Figure | None:
+def coverage(runs: Sequence[SavedRun]) -> Figure | None:
     """Draw every client's share of targets inside the 90% interval, sorted."""
     lowest = min([0.8, *(v for row in _scored(runs, "coverage") for v, *_ in row)])
     y = Axis(f"share of {runs[0].split} targets inside", "percent", (max(math.floor(lowest * 10) / 10, 0.0), 1.0))
@@ -162,7 +162,7 @@ def coverage(runs: Sequence[Run]) -> Figure | None:
     return _ranked(runs, "coverage", "Coverage of the 90% interval", x, y, reading, level=0.9)
 
 
-def personal_gain(runs: Sequence[Run]) -> Figure | None:
+def personal_gain(runs: Sequence[SavedRun]) -> Figure | None:
     """Draw each client's personal model against the prior, with the client's label level where there is one."""
     metric, axis = runs[0].metric, _axis(runs[0])
     level = any(c.values.get(f"prior_level_{metric}") is not None for run in runs for c in run.clients)
@@ -186,7 +186,7 @@ def personal_gain(runs: Sequence[Run]) -> Figure | None:
     return _client_dots(runs, rows, thin.sample, "a random sample", title, reading, tip, **options)
 
 
-def comparable(runs: Sequence[Run]) -> list[int]:
+def comparable(runs: Sequence[SavedRun]) -> list[int]:
     """Return the numbers of the largest group of runs that scored the same clients of the same partition."""
     groups: dict[Any, list[int]] = {}
     for i, run in enumerate(runs):
@@ -197,7 +197,7 @@ def comparable(runs: Sequence[Run]) -> list[int]:
     return group if len(group) > 1 else []
 
 
-def duel(runs: Sequence[Run]) -> Figure | None:
+def duel(runs: Sequence[SavedRun]) -> Figure | None:
     """Draw two runs client by client; the page's script redraws the points when a reader chooses other runs."""
     group = comparable(runs)
     if not group:
@@ -218,7 +218,7 @@ def duel(runs: Sequence[Run]) -> Figure | None:
     return Figure(title, svg, reading, choices=[(i, runs[i].name) for i in group])
 
 
-def reliability(runs: Sequence[Run], theme: Theme | None = None) -> Figure | None:
+def reliability(runs: Sequence[SavedRun], theme: Theme | None = None) -> Figure | None:
     """Draw how often predictions of a given confidence are right."""
     series = []
     for i, run in enumerate(runs):
@@ -244,7 +244,7 @@ def reliability(runs: Sequence[Run], theme: Theme | None = None) -> Figure | Non
     return _figure(scatter, series, "Reliability", reading, theme=tall, diagonal=True, connect=True, **axes)
 
 
-def entropy(runs: Sequence[Run]) -> list[Figure]:
+def entropy(runs: Sequence[SavedRun]) -> list[Figure]:
     """Draw for each run how uncertain its right and its wrong predictions are."""
     reading = "Where uncertainty is useful, right predictions have a low entropy and wrong ones a high entropy."
     title, groups = "Entropy of right and wrong predictions", {"correct": "right", "wrong": "wrong"}
@@ -254,7 +254,7 @@ def entropy(runs: Sequence[Run]) -> list[Figure]:
 
 
 def entropies(
-    runs: Sequence[Run], i: int, counts: Mapping[str, Any], groups: Mapping[str, str], title: str, reading: str
+    runs: Sequence[SavedRun], i: int, counts: Mapping[str, Any], groups: Mapping[str, str], title: str, reading: str
 ) -> Figure | None:
     """Draw the entropies of two groups of predictions of run `i` as histograms; none where the counts do not fit.
 
@@ -274,7 +274,7 @@ def entropies(
     return Figure(title, histogram(bin_edges, series, title=title, x=x, y=y, theme=theme), reading, run=_slot(runs, i))
 
 
-def prior_width(runs: Sequence[Run]) -> list[Figure]:
+def prior_width(runs: Sequence[SavedRun]) -> list[Figure]:
     """Draw how wide the prior is in each layer, for runs that learned it (a prior that was not has one width).
 
     A single run shows the quartiles of its prior where they can be read; several runs show their means.
@@ -294,7 +294,7 @@ def prior_width(runs: Sequence[Run]) -> list[Figure]:
     return [figure] if figure else []
 
 
-def _layers(run: Run) -> list[Figure]:
+def _layers(run: SavedRun) -> list[Figure]:
     """Draw the quartiles of the prior's σ and |mean| in each layer; nothing where σ was not learned."""
     layers, figures = read_layers(run.folder), []
     if not _differ([v for parts in layers.values() for v in parts["σ"]]):
@@ -324,9 +324,9 @@ def _differ(values: Sequence[float]) -> bool:
     return bool(values) and max(values) - min(values) > 1e-3 * max(map(abs, values))
 
 
-def partitions(runs: Sequence[Run]) -> list[Figure]:
+def partitions(runs: Sequence[SavedRun]) -> list[Figure]:
     """Draw who holds what, once for every distinct partition."""
-    holders: dict[str, list[Run]] = {}
+    holders: dict[str, list[SavedRun]] = {}
     for run in runs:
         if partition := Partition.read(run.partition or run.manifest):
             holders.setdefault(heat_map(partition, PAGE), []).append(run)

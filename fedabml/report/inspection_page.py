@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..data.profile import MOST_CLIENTS
 from ..evaluation.inspection import Inspection
 from . import page
-from .page import Cell, Row, Section, Table
+from .page import Row, Section, Table, TableCell
 
 
 def render_inspection(inspection: Inspection) -> str:
@@ -23,13 +23,27 @@ def render_inspection(inspection: Inspection) -> str:
     columns = Table(
         ("column", "use", "kind", "gaps", "values"),
         [
-            Row([Cell(c.name), Cell(c.use), Cell(c.kind), Cell(f"{c.total.gaps:.1%}", c.total.gaps), Cell(values)])
+            Row(
+                [
+                    TableCell(c.name),
+                    TableCell(c.use),
+                    TableCell(c.kind),
+                    TableCell(f"{c.total.gaps:.1%}", c.total.gaps),
+                    TableCell(values),
+                ]
+            )
             for c, values in ((c, c.total.without_gaps.text) for c in inspection.columns)
         ],
     )
     described = [column for column in inspection.columns if column.use != "client"]
     rows = [
-        Row([Cell(name), Cell(f"{count:,}", count), *(Cell(column.clients[i].text) for column in described)])
+        Row(
+            [
+                TableCell(name),
+                TableCell(f"{count:,}", count),
+                *(TableCell(column.clients[i].text) for column in described),
+            ]
+        )
         for i, (name, count) in enumerate(zip(inspection.clients[:listed], inspection.rows[:listed], strict=True))
     ]
     clients = Table(("client", "rows", *(column.name for column in described)), rows)

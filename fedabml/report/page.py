@@ -43,7 +43,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A cell of a table: its text, the number it is sorted by, and whether it is the best of its column."""
 
     text: str
@@ -55,7 +55,7 @@ class Cell:
 class Row:
     """A row of a table; the first cell is its heading. `run` is the legend entry of the row."""
 
-    cells: Sequence[Cell]
+    cells: Sequence[TableCell]
     run: int | None = None
     differs: bool = False
 

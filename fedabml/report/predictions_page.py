@@ -15,7 +15,7 @@ from ..evaluation.structured import MultiPrediction
 from . import page
 from .canvas import PAGE, Axis
 from .charts import Series, bars, histogram
-from .page import Cell, Figure, Row, Section, Table, Tile
+from .page import Figure, Row, Section, Table, TableCell, Tile
 
 MOST_ROWS = 200  # with an alarm that are listed; the most unusual ones
 MOST_CAUSES = 20  # of alarms that are drawn
@@ -110,18 +110,18 @@ def _table(
     hints = [""] * (1 + len(names)) + [_HINTS.get(name, "") for name in head]
     rows = []
     for row in map(int, listed):
-        cells = [Cell(str(row), row), *(_cell(values[row]) for values in (*names.values(), *shown.values()))]
+        cells = [TableCell(str(row), row), *(_cell(values[row]) for values in (*names.values(), *shown.values()))]
         causes, flags = (part[row] if part else [] for part in (checks.causes, checks.flags))
-        rows.append(Row([*cells, Cell(", ".join(causes)), Cell("; ".join(flags))]))
+        rows.append(Row([*cells, TableCell(", ".join(causes)), TableCell("; ".join(flags))]))
     notes = ["Rows are numbered from 0, as in the file of predictions. Those without an alarm are not listed."]
     if len(listed) < len(marked):
         notes.append(f"The {len(listed):,} most unusual of {len(marked):,} rows are listed; the file has all of them.")
     return Table(["row", *names, *head], rows, hints, css_class="reasons", notes=notes)
 
 
-def _cell(value: Any) -> Cell:
+def _cell(value: Any) -> TableCell:
     if isinstance(value, float):
-        return Cell(f"{value:.3g}", value if np.isfinite(value) else None)
+        return TableCell(f"{value:.3g}", value if np.isfinite(value) else None)
     if isinstance(value, list):
-        return Cell(", ".join(map(str, value)))
-    return Cell("" if value is None else str(value))
+        return TableCell(", ".join(map(str, value)))
+    return TableCell("" if value is None else str(value))

@@ -38,7 +38,7 @@ class Client:
 
 
 @dataclass(frozen=True)
-class Run:
+class SavedRun:
     """The contents of a run folder. Fields are empty where a file is absent."""
 
     folder: Path
@@ -151,13 +151,13 @@ class Run:
         return rows
 
 
-_NAMES = (  # of runs, the shortest first; the first by which all runs differ is used
+_NAME_FORMS = (  # of runs, the shortest first; the first by which all runs differ is used
     *("{a}", "{a}, {d}", "{a}, seed {seed}", "{a}, {d}, seed {seed}"),
     *("{folder.name}", "{folder.parent.name}/{folder.name}"),
 )
 
 
-def read_runs(folders: Sequence[Path]) -> list[Run]:
+def read_runs(folders: Sequence[Path]) -> list[SavedRun]:
     """Read run folders and give each run a short name that distinguishes it from the others.
 
     Runs of classification and of regression share no measure: mixing them raises `InputError`.
@@ -167,7 +167,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     if len(tasks) > 1:
         mixed = ", ".join(f"{folder} is a {task}" for task, folder in tasks.items())
         raise InputError(f"Runs of different tasks cannot be compared: {mixed}. Report them apart, one page per task.")
-    for form in _NAMES:
+    for form in _NAME_FORMS:
         names = [form.format(a=run.algorithm, d=run.dataset, seed=run.fact("seed"), folder=run.folder) for run in runs]
         if len(set(names)) == len(names):
             break
@@ -176,13 +176,13 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     return [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
 
 
-def _read(folder: Path) -> Run:
+def _read(folder: Path) -> SavedRun:
     if not folder.is_dir():
         raise InputError(f"{folder} is not a run folder. Give a folder that `fedabml train --out` has written.")
     summary = in_present_keys(_object(folder / "summary.json"))
     digests = summary.get("files")  # older versions wrote none
     digest = digests.get("clients.csv") if isinstance(digests, dict) else None
-    run = Run(
+    run = SavedRun(
         folder=folder.resolve(),
         config=_object(folder / "config.json"),
         summary=summary,

@@ -24,8 +24,8 @@ from ..evaluation.measures import (
 )
 from . import figures, thin, unseen
 from .canvas import PAGE
-from .page import Cell, Figure, PageData, Row, Section, Table, Tile, document
-from .read import Client, Run
+from .page import Figure, PageData, Row, Section, Table, TableCell, Tile, document
+from .read import Client, SavedRun
 from .score_tables import BASE_NOTE, class_cells, score_cells
 
 MISSING, TOO_FEW = "–", "too few test rows"
@@ -48,7 +48,7 @@ _LABEL_MEASURES = ("auroc", "average_precision", "f1", "recall", "precision", "c
 MOST_LABELS = 200  # rows of the table of labels
 
 
-def render(runs: Sequence[Run], title: str | None = None, summary: Sequence[Section] = ()) -> str:
+def render(runs: Sequence[SavedRun], title: str | None = None, summary: Sequence[Section] = ()) -> str:
     """Return the report on one run, or the comparison of several, as a complete HTML document.
 
     `summary` replaces the table of several runs, for a caller that knows more about them.
@@ -73,7 +73,7 @@ def _section(heading: str, drawn: Sequence[Figure | None], tables: Sequence[Tabl
     return Section(heading, figures=[figure for figure in drawn if figure], tables=tables)
 
 
-def _data(runs: Sequence[Run]) -> PageData:
+def _data(runs: Sequence[SavedRun]) -> PageData:
     if len(runs) == 1:
         return PageData(percent=not runs[0].regression)
     group = figures.comparable(runs)
@@ -96,13 +96,13 @@ def tally(values: Mapping[int, Sequence[float | None]], regression: bool) -> dic
     }
 
 
-def _title(runs: Sequence[Run]) -> str:
+def _title(runs: Sequence[SavedRun]) -> str:
     data = sorted({run.dataset for run in runs if run.dataset})
     subject = runs[0].algorithm if len(runs) == 1 else f"{len(runs)} runs"
     return f"{subject} on {', '.join(data)}" if data else subject
 
 
-def _subtitle(runs: Sequence[Run]) -> str:
+def _subtitle(runs: Sequence[SavedRun]) -> str:
     """Return the facts that all runs share, in a line."""
     parts = []
     forms = {"dataset": "{}", "model": "{}", "clients": "{} client", "rounds": "{} round", "seed": "seed {}"}
@@ -115,7 +115,7 @@ def _subtitle(runs: Sequence[Run]) -> str:
     return " · ".join(parts)
 
 
-def _tiles(run: Run) -> Section:
+def _tiles(run: SavedRun) -> Section:
     """Show the first numbers large: the main measure always, the others where the run has them.
 
     Where the run has small clients, pooled measures and the worst decile of the others belong to them.
@@ -137,7 +137,7 @@ def _tiles(run: Run) -> Section:
     return Section(tiles=tiles, notes=_small_note(run))
 
 
-def _scores(run: Run) -> list[Section]:
+def _scores(run: SavedRun) -> list[Section]:
     """List all measures of the run's models beside those of the prior and of the base rate; and its classes."""
 
     def form(measure: Measure, value: float | None) -> str:
@@ -158,21 +158,21 @@ def _scores(run: Run) -> list[Section]:
     return sections
 
 
-def _of_large(run: Run, key: str) -> str:
+def _of_large(run: SavedRun, key: str) -> str:
     """Say which clients count in the run's value, where some of few rows do not; else nothing."""
     if key == WORST_TENTH:
         return f"with at least {FEW_ROWS} {run.split} rows" * bool(run.small_clients)
     return of_large(key, run.summary)
 
 
-def _formatted(run: Run, measure: Measure, value: float | None) -> str:
+def _formatted(run: SavedRun, measure: Measure, value: float | None) -> str:
     """Format the run's value of a measure, or the reason why there is none."""
     if value is None:
         return TOO_FEW if _of_large(run, measure.key) else MISSING
     return measure.format(value)
 
 
-def _small_note(run: Run) -> list[str]:
+def _small_note(run: SavedRun) -> list[str]:
     """Explain the clients that have too few rows to be judged one by one, if there are any."""
     if not run.small_clients:
         return []
@@ -183,7 +183,7 @@ def _small_note(run: Run) -> list[str]:
     ]
 
 
-def _comparison(runs: Sequence[Run]) -> Section:
+def _comparison(runs: Sequence[SavedRun]) -> Section:
     """Show every measure of every run, with a star at the best."""
     mixed = len({tuple(run.classes) for run in runs if len(run.classes) == 2}) > 1
     of_one = [m.key for m in MEASURES.values() if mixed and client_measure(m.key) in OF_POSITIVE]
@@ -196,18 +196,21 @@ def _comparison(runs: Sequence[Run]) -> Section:
     best = {measure.key: _best_runs(runs, measure) for measure in measures}
     rows = []
     for i, run in enumerate(runs):
-        cells = [Cell(run.name, i), *(Cell(str(MISSING if run.fact(k) is None else run.fact(k))) for k in settings)]
+        cells = [
+            TableCell(run.name, i),
+            *(TableCell(str(MISSING if run.fact(k) is None else run.fact(k))) for k in settings),
+        ]
         for measure in measures:
             star = run.name in best[measure.key]
             value = _compared(run, measure.key)
-            cells.append(Cell(_formatted(run, measure, value) + " ★" * star, value, star))
+            cells.append(TableCell(_formatted(run, measure, value) + " ★" * star, value, star))
         rows.append(Row(cells, run=i))
     notes = ["★ marks the best run of a column among runs on the same data. Press a heading to sort by it."]
     bases = [_base_rate(runs, measure) for measure in measures]
     if any(base is not None for base in bases):
         values = zip(measures, bases, strict=True)
-        cells = [Cell(MISSING if base is None else measure.format(base), base) for measure, base in values]
-        rows.append(Row([Cell("base rate"), *[Cell(MISSING)] * len(settings), *cells]))
+        cells = [TableCell(MISSING if base is None else measure.format(base), base) for measure, base in values]
+        rows.append(Row([TableCell("base rate"), *[TableCell(MISSING)] * len(settings), *cells]))
         notes.append(BASE_NOTE)
     head = ["Run", *(key.capitalize() for key in settings), *(measure.title for measure in measures)]
     who = {m.key: next((who for r in runs if not r.regression and (who := _of_large(r, m.key))), "") for m in measures}
@@ -219,18 +222,18 @@ def _comparison(runs: Sequence[Run]) -> Section:
     return Section(tables=[Table(head, rows, hints)], notes=notes)
 
 
-def _compared(run: Run, key: str) -> float | None:
+def _compared(run: SavedRun, key: str) -> float | None:
     """Return the run's measure as several runs have it: of a regression over all clients, as earlier versions have."""
     return run.number(key_of_all(key, run.summary) if run.regression else key)
 
 
-def _base_rate(runs: Sequence[Run], measure: Measure) -> float | None:
+def _base_rate(runs: Sequence[SavedRun], measure: Measure) -> float | None:
     """Return the base rate's measure if it is the same for all runs, as it is on the same data."""
     values = {_compared(run, f"base_{measure.key}") for run in runs}
     return values.pop() if len(values) == 1 else None
 
 
-def _best_runs(runs: Sequence[Run], measure: Measure) -> set[str]:
+def _best_runs(runs: Sequence[SavedRun], measure: Measure) -> set[str]:
     """Return the names of the best runs by a measure, each among the runs on the same data."""
     winners = set[str]()
     for data in {run.dataset for run in runs} if measure.target is not None else ():
@@ -242,7 +245,7 @@ def _best_runs(runs: Sequence[Run], measure: Measure) -> set[str]:
     return winners
 
 
-def _client_table(run: Run, several: bool, limit: int) -> Table:
+def _client_table(run: SavedRun, several: bool, limit: int) -> Table:
     """List a run's clients; of more than `limit` the worst-off, the best-off and some of the others."""
     of_class = {f"rows[{name}]": f"Rows of {name}" for name in run.classes if len(run.classes) == 2}
     counts = _SAMPLES | of_class
@@ -255,8 +258,8 @@ def _client_table(run: Run, several: bool, limit: int) -> Table:
         few = run.few_of_class(client)
         texts = {key: _with_interval(client, key, formats[key]) for key in keys}
         texts |= {key: f"{text} °" for key, text in texts.items() if few and key in DECISIONS and text != MISSING}
-        cells = [Cell(texts[key], client.values.get(key)) for key in keys]
-        rows.append(Row([Cell(client.name + " °" * run.small(client), i), *cells]))
+        cells = [TableCell(texts[key], client.values.get(key)) for key in keys]
+        rows.append(Row([TableCell(client.name + " °" * run.small(client), i), *cells]))
     count = f"{len(run.clients):,} client{'s' * (len(run.clients) != 1)}"
     clients_per_seed = run.fact("clients")  # in a comparison of several seeds: the clients of one seed
     seeds = (
@@ -298,7 +301,7 @@ def _with_interval(client: Client, key: str, form: Callable[[float], str]) -> st
     return form(value) if low is None or high is None else f"{form(value)} ({form(low)}–{form(high)})"
 
 
-def _label_tables(run: Run, several: bool) -> list[Table]:
+def _label_tables(run: SavedRun, several: bool) -> list[Table]:
     """List the labels of a task with several, scored on the samples of all clients together; none for other tasks."""
     labels = run.summary.get("labels")
     if not isinstance(labels, list) or not all(isinstance(label, dict) for label in labels):
@@ -306,10 +309,12 @@ def _label_tables(run: Run, several: bool) -> list[Table]:
     rows = []
     for label in labels[:MOST_LABELS]:
         numbers = [label.get(key) for key in ("label", "samples", "positives")]
-        counts = [Cell(f"{n:,}", n) if isinstance(n, int) else Cell(MISSING) for n in numbers]
+        counts = [TableCell(f"{n:,}", n) if isinstance(n, int) else TableCell(MISSING) for n in numbers]
         values = [(key, label.get(f"{key}_pooled")) for key in _LABEL_MEASURES]
         named_values = [(key, value if isinstance(value, int | float) else None) for key, value in values]
-        cells = [Cell(MISSING if value is None else MEASURES[key].format(value), value) for key, value in named_values]
+        cells = [
+            TableCell(MISSING if value is None else MEASURES[key].format(value), value) for key, value in named_values
+        ]
         rows.append(Row([*counts, *cells]))
     head = ["Label", "Samples", "Positive", *(MEASURES[key].title for key in _LABEL_MEASURES)]
     fold = f"Table of {len(labels)} labels, all samples pooled" + f": {run.name}" * several
@@ -317,7 +322,7 @@ def _label_tables(run: Run, several: bool) -> list[Table]:
     return [Table(head, rows, hints, fold=fold)] if rows else []
 
 
-def _chance(run: Run) -> list[str]:
+def _chance(run: SavedRun) -> list[str]:
     """Explain how large a calibration error of a single client is mere chance."""
     counts = sorted(n for c in run.clients if c.values.get("ece") is not None and (n := run.rows(c)))
     if not counts:
@@ -329,7 +334,7 @@ def _chance(run: Run) -> list[str]:
     ]
 
 
-def _configuration(runs: Sequence[Run]) -> list[Table]:
+def _configuration(runs: Sequence[SavedRun]) -> list[Table]:
     """List the settings of config.json, the prior's digest and the facts of the manifest, one column per run.
 
     What the command line asked for (`run.`) is left out: the settings show what came of it, and the command is shown.
@@ -344,7 +349,7 @@ def _configuration(runs: Sequence[Run]) -> list[Table]:
     rows = []
     for key in keys:
         values = [column.get(key, MISSING) for column in columns]
-        rows.append(Row([Cell(key), *map(Cell, values)], differs=len(set(values)) > 1))
+        rows.append(Row([TableCell(key), *map(TableCell, values)], differs=len(set(values)) > 1))
     if not rows and not commands:
         return []
     several, fold = len(runs) > 1, "Settings, versions and command"

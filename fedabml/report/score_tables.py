@@ -17,7 +17,7 @@ from ..evaluation.measures import (
 )
 from ..files.formats import size
 from .canvas import finite
-from .page import Cell
+from .page import TableCell
 
 # The columns of the scores: their headings, and the prefixes of the summary's keys.
 MODELS = {"personalised": "", "prior + label level": "prior_level_", "prior": "prior_", "base rate": "base_"}
@@ -26,7 +26,7 @@ BASE_NOTE = (
     "frequencies as probabilities; of numbers it predicts the mean, the median and the quantiles."
 )
 Format = Callable[[Measure, float | None], str]
-Cells = tuple[list[str], list[list[Cell]]]
+Cells = tuple[list[str], list[list[TableCell]]]
 
 
 def score_cells(summary: Mapping[str, Any], form: Format) -> Cells:
@@ -42,20 +42,20 @@ def score_cells(summary: Mapping[str, Any], form: Format) -> Cells:
         if key in summary:
             measure = in_words(MEASURES[key], summary)
             cells = [
-                Cell(form(measure, value := finite(summary[name])), value) if name in summary else Cell("")
+                TableCell(form(measure, value := finite(summary[name])), value) if name in summary else TableCell("")
                 for name in (f"{start}{key}" for start in models.values())
             ]
-            rows.append([Cell(" ".join(filter(None, [measure.name, of_large(key, summary)]))), *cells])
-    blank = [Cell("")] * (len(models) - 1)
+            rows.append([TableCell(" ".join(filter(None, [measure.name, of_large(key, summary)]))), *cells])
+    blank = [TableCell("")] * (len(models) - 1)
     for key, words in (
         ("clients_small", f"clients with fewer than {FEW_ROWS} rows"),
         ("clients_few_of_class", f"clients with fewer than {FEW_OF_CLASS} rows of a class"),
     ):
         if summary.get(key):
-            rows.append([Cell(words), Cell(f"{summary[key]} of {summary['clients_scored']}"), *blank])
+            rows.append([TableCell(words), TableCell(f"{summary[key]} of {summary['clients_scored']}"), *blank])
     if "bytes_up" in summary:
         traffic = size(summary["bytes_up"] + summary["bytes_down"])
-        rows.append([Cell("traffic per client and round"), Cell(traffic), *blank])
+        rows.append([TableCell("traffic per client and round"), TableCell(traffic), *blank])
     return ["", *models], rows
 
 
@@ -78,6 +78,8 @@ def class_cells(summary: Mapping[str, Any], form: Format) -> Cells:
     rows = []
     for c, row in enumerate(confusion):
         values = {key: finite(column[c]) for key, column in rates.items() if column is not None}
-        cells = [Cell(f"{n:,}", n) for n in (sum(row), *(row if matrix else ()))]
-        rows.append([Cell(words[c], c), *cells, *(Cell(form(MEASURES[key], v), v) for key, v in values.items())])
+        cells = [TableCell(f"{n:,}", n) for n in (sum(row), *(row if matrix else ()))]
+        rows.append(
+            [TableCell(words[c], c), *cells, *(TableCell(form(MEASURES[key], v), v) for key, v in values.items())]
+        )
     return ["class", "rows", *(f"predicted {name}" for name in words if matrix), "recall", "precision", "F1"], rows

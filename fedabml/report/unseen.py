@@ -13,12 +13,12 @@ from ..errors import InputError
 from .canvas import PAGE, finite, text
 from .figures import entropies
 from .page import Figure
-from .read import Run
+from .read import SavedRun
 
 _CELL, _IMAGE, _LINE = 92, 64, 17  # pixels: the width of a sample, the size of its image, the height of a line
 
 
-def figures(runs: Sequence[Run]) -> list[Figure]:
+def figures(runs: Sequence[SavedRun]) -> list[Figure]:
     """Return the figures of this module; none where no run has an unseen.json. Raises `InputError` if it is damaged."""
     try:
         single = samples(runs)
@@ -30,7 +30,7 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
         ) from error
 
 
-def densities(runs: Sequence[Run]) -> list[Figure]:
+def densities(runs: Sequence[SavedRun]) -> list[Figure]:
     """Draw for each run the entropy on a client's own classes beside that on classes it never saw."""
     drawn, groups = [], {"own": "own classes", "unseen": "classes never seen"}
     for i, run in enumerate(runs):
@@ -44,7 +44,7 @@ def densities(runs: Sequence[Run]) -> list[Figure]:
     return [figure for figure in drawn if figure]
 
 
-def samples(runs: Sequence[Run]) -> Figure | None:
+def samples(runs: Sequence[SavedRun]) -> Figure | None:
     """Draw images of one client's own classes and of others, with every run's prediction and its entropy."""
     records = {i: run.unseen for i, run in enumerate(runs) if run.unseen.get("samples")}
     if not records:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from ..algorithms import REGISTRY, make
-from ..arguments import MOST, split_words
+from ..arguments import MAX_INTEGER, split_words
 from ..data.catalogue import SOURCES
 from ..engine import backends
 from ..errors import InputError, nearest, quoted, shortened
@@ -36,7 +36,7 @@ from ..files.limits import MAX_TOML, parse_toml
 from ..files.paths import read_text
 from ..files.sealed import read_json, warn_if_changed
 from ..files.user_code import is_user_code
-from ..models import NAMES, OWN, TRAINED, is_folder
+from ..models import NETWORK_NAMES, TRAINED, USER_NETWORKS, is_folder
 from . import request
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..data.download import Progress
     from ..data.recipe import TableRecipe
 
-Table = dict[str, Any]
+JsonDict = dict[str, Any]
 log = logging.getLogger("fedabml")
 
 PARTITIONS = ("auto", "classes", "dirichlet", "dirichlet-classes", "dirichlet-clients", "iid", "natural")
@@ -128,12 +128,14 @@ class RunConfig:
     )
     drop_small: bool = key(False, "leave out clients with fewer than two training samples")
     algorithm: str = key("fedabml", "algorithm by name, see `fedabml algorithms`, or your own class: mine.py:FedDyn")
-    hyper: Table = field(default_factory=dict, metadata={"doc": "hyperparameters of the algorithm, in its own table"})
+    hyper: JsonDict = field(
+        default_factory=dict, metadata={"doc": "hyperparameters of the algorithm, in its own table"}
+    )
     model: str = key(
         "mlp",
         "network by name: mlr, mlp, cnn, cnn100, resnet18, text; your own class: mine.py:Net; or a Hugging Face folder",
     )
-    model_options: Table = field(default_factory=dict, metadata={"doc": "network options, such as hidden = [64]"})
+    model_options: JsonDict = field(default_factory=dict, metadata={"doc": "network options, such as hidden = [64]"})
     pretrained: str | None = key(None, "a .safetensors file with the network's initial weights")
     train: str | None = key(
         None,
@@ -177,7 +179,7 @@ class RunConfig:
         for f in fields(self):
             object.__setattr__(self, f.name, _checked(f.name, str(f.type), getattr(self, f.name), f.metadata))
         if self.partition == "dirichlet":
-            object.__setattr__(self, "partition", "dirichlet-classes")  # the name that files hold: see `stored`
+            object.__setattr__(self, "partition", "dirichlet-classes")  # the name that files hold: see `upgrade_config`
         for registry in ("dataset", "algorithm", "model"):
             name = getattr(self, registry)
             if registry == "model" and is_folder(name):
@@ -243,7 +245,7 @@ class RunConfig:
                 f"--set {stray}.… is for the algorithm {stray}, but the run's is {chosen}. Write {chosen}.…, or choose "
                 f"the other algorithm with --algorithm {stray}."
             )
-        merged: Table = {}
+        merged: JsonDict = {}
         for layer in layers:
             for name, value in layer.items():
                 if name in algorithms or name == "model_options":
@@ -265,7 +267,7 @@ class RunConfig:
         keys = {name: value for name, value in merged.items() if name not in algorithms}
         return cls(**keys, hyper=merged.get(chosen, {}))
 
-    def to_dict(self, everything: bool = False) -> Table:
+    def to_dict(self, everything: bool = False) -> JsonDict:
         """Return nested keys that `of` reads back: those that differ from the defaults, or `everything`."""
         flat = {
             f.name: getattr(self, f.name)
@@ -275,7 +277,7 @@ class RunConfig:
         tables = {"model_options": dict(self.model_options), self.algorithm: dict(self.hyper)}
         return flat | {name: table for name, table in tables.items() if table}
 
-    def relevant(self) -> Table:
+    def relevant(self) -> JsonDict:
         """Return the keys that have a value and apply to this run's data.
 
         For example, the keys that divide a dataset do not apply to the user's own data, which are divided already.
@@ -292,10 +294,10 @@ class RunConfig:
         """The flags that name the user's own code, which a command that goes on with this run needs again."""
         return request.flags({k: v for k, v in self.options().items() if is_user_code(v)})
 
-    def options(self) -> Table:
+    def options(self) -> JsonDict:
         """Return the keys that differ from the defaults, as flags take them."""
         options = self.to_dict()
-        return options | {name: as_typed(options[name]) for name in ("algorithm", "model") if name in options}
+        return options | {name: command_line_name(options[name]) for name in ("algorithm", "model") if name in options}
 
     def differences(self, other: RunConfig) -> request.Changes:
         """Return the keys in which two configurations differ, with both values."""
@@ -327,13 +329,13 @@ class RunConfig:
                 drop_small=self.drop_small, seed=seed,
             ).hold_out(self.validation, seed)  # fmt: skip
         path = self.data
-        common: Table = {"task": self.task, "drop_small": self.drop_small}
+        common: JsonDict = {"task": self.task, "drop_small": self.drop_small}
 
         def read() -> Federation:
             if not is_table(path):  # the same federation for every seed
-                folder: Table = {**common, "image_size": self.image_size}
+                folder: JsonDict = {**common, "image_size": self.image_size}
                 return once(path, ("folder", *folder.values()), lambda: data.Federation.from_folder(path, **folder))
-            options: Table = {"test_share": self.test_share, "positive_class": self.positive_class, "seed": seed}
+            options: JsonDict = {"test_share": self.test_share, "positive_class": self.positive_class, "seed": seed}
             return data.read_table(**self.table_columns(), **options, **common)
 
         def transformed(fed: Federation) -> Federation:
@@ -373,14 +375,14 @@ class RunConfig:
         )
         return trained
 
-    def table_columns(self) -> Table:
+    def table_columns(self) -> JsonDict:
         """Return the path of the run's table and what its columns are for: keywords of `fedabml.read_table`."""
         if not (self.client_column and self.target_column):
             raise InputError(
                 f"'{self.data}' is a table. Name the column of clients with --client-column and the column to predict "
                 "with --target-column."
             )
-        columns: Table = {"path": self.data, "client": self.client_column, "target": self.target_column}
+        columns: JsonDict = {"path": self.data, "client": self.client_column, "target": self.target_column}
         columns |= {"drop": split_words(self.drop_columns), "dates": split_words(self.date_columns)}
         return columns | {"id": self.id_column, "split_by": self.split_by}
 
@@ -391,7 +393,7 @@ class RunConfig:
         values = {name: None if name in optional and value == "none" else value for name, value in hyper.items()}
         return make(self.algorithm, **values)
 
-    def train_options(self, fed: Federation) -> Table:
+    def train_options(self, fed: Federation) -> JsonDict:
         """Return the keywords of `fedabml.prepare` and `fedabml.train` for this configuration and its federation."""
         from ..likelihoods import GaussianNoise
 
@@ -405,7 +407,7 @@ class RunConfig:
         return {name: v for name, v in values.items() if name not in defaults} | {"likelihood": likelihood}
 
 
-def stored(content: Mapping[str, Any]) -> Table:
+def upgrade_config(content: Mapping[str, Any]) -> JsonDict:
     """Translate the configuration in a file that an earlier version may have written.
 
     In such files `dirichlet` means the draw per client, because early versions had no other; this version never stores
@@ -439,7 +441,7 @@ def saved_config(run: Path) -> tuple[RunConfig, dict[str, Any]]:
             f"'{run / 'config.json'}' does not describe its data. Only runs of `fedabml train` can be resumed and "
             "evaluated here. In Python, use fedabml.train(..., resume=True)."
         )
-    saved, likelihood, algorithm = stored(content["run"]), content.get("likelihood"), content.get("algorithm")
+    saved, likelihood, algorithm = upgrade_config(content["run"]), content.get("likelihood"), content.get("algorithm")
     if saved.get("data") and not saved.get("task"):
         # Early versions took float targets of a few whole numbers for a regression.
         name = likelihood.get("kind") if isinstance(likelihood, dict) else None
@@ -459,13 +461,13 @@ def is_table(path: Any) -> bool:
     return str(path or "").lower().endswith(TABLES)
 
 
-def read_toml(path: str | Path) -> Table:
+def read_toml(path: str | Path) -> JsonDict:
     """Read a TOML file. Raises InputError with file and line if it is not valid."""
     text = read_text(path, MAX_TOML)
     warn_if_changed(text, path)
     try:
         content = parse_toml(text, f"'{path}'")
-        return stored(content) if text.startswith("# Made by: fedabml tune") else content
+        return upgrade_config(content) if text.startswith("# Made by: fedabml tune") else content
     except tomllib.TOMLDecodeError as error:
         reason = str(error).replace("at end of document", f"at line {text.count(chr(10)) + 1}, the end of the file")
         raise InputError(f"'{path}' is not valid TOML, or is cut short: {reason}.") from error
@@ -483,14 +485,14 @@ def to_toml(content: Mapping[str, Any]) -> str:
     return tomli_w.dumps({k: v for k, v in content.items() if v is not None and k not in tables} | tables)
 
 
-def without_commands(content: Mapping[str, Any]) -> Table:
+def without_commands(content: Mapping[str, Any]) -> JsonDict:
     """Return the content of a TOML file without the tables of commands, such as [personalize]."""
     return {name: v for name, v in content.items() if not (name in COMMANDS and isinstance(v, Mapping))}
 
 
-def parse_set(assignments: Sequence[str]) -> Table:
+def parse_set(assignments: Sequence[str]) -> JsonDict:
     """Parse `fedabml.lam=0.1`, `rounds=20`, ... into nested keys. A value that is not TOML is taken as a word."""
-    result: Table = {}
+    result: JsonDict = {}
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         parts = name.strip().split(".")
@@ -510,13 +512,13 @@ def parse_set(assignments: Sequence[str]) -> Table:
 
 def names(registry: str) -> tuple[str, ...]:
     """Return the names in a registry: algorithm, model or dataset."""
-    return tuple({"algorithm": REGISTRY, "model": (*NAMES, *OWN), "dataset": SOURCES}[registry])
+    return tuple({"algorithm": REGISTRY, "model": (*NETWORK_NAMES, *USER_NETWORKS), "dataset": SOURCES}[registry])
 
 
-def as_typed(name: str) -> str:
+def command_line_name(name: str) -> str:
     """Return the name of an algorithm or network as the command line takes it: that of a user's own has its file."""
     entry = REGISTRY.get(name)
-    code = entry.code if entry else OWN.get(name)
+    code = entry.code if entry else USER_NETWORKS.get(name)
     return code.typed if code else name
 
 
@@ -547,7 +549,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "float": ((int, float), "a number"),
     "bool": (bool, "true or false"),
     "str": (str, "a word or text"),
-    "Table": (Mapping, "a table"),
+    "JsonDict": (Mapping, "a table"),
 }
 
 
@@ -557,8 +559,8 @@ def _checked(name: str, hint: str, value: Any, meta: Mapping[str, Any]) -> Any:
     if base != hint and (value in (None, "none") or (base == "bool" and value == "auto")):
         return None
     types, description = _TYPES[base]
-    if isinstance(value, int) and abs(value) > MOST:
-        raise InputError(f"'{name}' ({meta['doc']}) is beyond {MOST}, the largest number that fedabml accepts.")
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        raise InputError(f"'{name}' ({meta['doc']}) is beyond {MAX_INTEGER}, the largest number that fedabml accepts.")
     fits = isinstance(value, types) and (base == "bool" or not isinstance(value, bool))
     if not fits or (base == "float" and not math.isfinite(value)) or (base == "str" and "\0" in value):
         raise InputError(f"'{name}' ({meta['doc']}) must be {description}; it is {quoted(value)}.")

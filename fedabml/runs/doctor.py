@@ -15,7 +15,7 @@ from ..accel.c_library import compiler
 from ..accel.process import uses_arm_library
 from ..data.files import data_dir
 from ..data.sources import datasets
-from ..engine.autotune import COARSE
+from ..engine.autotune import REDUCED_PRECISION
 from ..engine.executor import Executor
 from ..files.formats import size
 from ..files.limits import host_memory
@@ -101,7 +101,7 @@ def graphs() -> str:
     return "" if x[0].item() == 1 else "a replayed graph gave a wrong result"
 
 
-def stored(folder: str | None) -> LabelledLines:
+def dataset_lines(folder: str | None) -> LabelledLines:
     """Return the folder of datasets, and which datasets it holds."""
     catalogue = datasets(folder)
     present = [d["name"] for d in catalogue if d["present"]]
@@ -133,7 +133,7 @@ def choices(setup: Setup, options: dict[str, Any]) -> LabelledLines:
     elif cpu:
         rows.append(("threads", f"{cohort.workers}, each with its own clients (faster for this model on this machine)"))
     dtype, requested = setup.config["dtype"], options.get("dtype")
-    if requested in COARSE and cohort.algorithm.needs_full_precision:
+    if requested in REDUCED_PRECISION and cohort.algorithm.needs_full_precision:
         rows.append(("precision", f"float32, not {requested}: the algorithm takes small differences of gradients"))
     else:
         rows.append(("precision", f"{dtype} ({PRECISIONS[dtype]})"))

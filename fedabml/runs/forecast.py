@@ -23,7 +23,7 @@ from ..engine.rounds import Simulation
 from ..engine.server import cohort_size, draw_clients
 from ..engine.setting import Cohort
 from ..errors import InputError
-from ..evaluation.scoring import Entry, evaluate_after
+from ..evaluation.scoring import TrainedRun, evaluate_after
 from ..files.limits import host_memory
 from .folder import Folder
 from .prepare import Setup, resolve_split
@@ -35,17 +35,17 @@ class Estimate(NamedTuple):
 
     step: float  # seconds of one step of a chunk
     lanes: int  # clients of a round in one chunk
-    around: float  # seconds of a round before and after its steps
+    overhead: float  # seconds of a round before and after its steps
     round: float  # seconds of a round
     saving: float  # seconds to save a round: its checkpoint and its line of the history
     personal: float  # seconds to personalise every client once
     predicting: float  # seconds to predict and score every client's samples once
     total: float  # seconds of training, saving and scoring
     padding: float  # share of the steps taken by clients that are already done
-    short: float  # share of a batch that is padding
+    batch_padding: float  # share of a batch that is padding
     bytes: int  # memory of the data and a chunk
-    process: int  # largest memory of this process before the trial: Python, torch and loaded data
-    most: int  # largest memory of the process during the run, on the host
+    bytes_before: int  # largest memory of this process before the trial: Python, torch and loaded data
+    peak_host_bytes: int  # largest memory of the process during the run, on the host
     free: int  # memory that is free
 
     @property
@@ -68,7 +68,7 @@ def estimate(setup: Setup, scored: float) -> Estimate:
     result. A short trial is repeated with four minibatches, which separates the cost per step from the cost per round.
     Predictions are timed on a few samples of each client of a chunk; saving is timed in a temporary folder.
     """
-    process = peak_memory() or 0
+    bytes_before = peak_memory() or 0
     cohort, fed = setup.cohort, setup.cohort.fed
     executor, gpu = cohort.executor, cohort.device.type == "cuda"
     drawn = draw_clients(fed.clients, setup.participation, cohort.seed, 1)
@@ -81,14 +81,14 @@ def estimate(setup: Setup, scored: float) -> Estimate:
     short_steps, longer_steps = (
         chunks * int(_steps(cohort, cut, drawn, phases).max()) for cut in (short_fed, longer_fed)
     )
-    step, around = elapsed / short_steps, 0.0
+    step, overhead = elapsed / short_steps, 0.0
     if elapsed < SHORT_TRIAL and longer_steps > short_steps:
-        step, around = _line((short_steps, elapsed), (longer_steps, _trial(setup, longer_fed)[0]))
+        step, overhead = _line((short_steps, elapsed), (longer_steps, _trial(setup, longer_fed)[0]))
 
     def extrapolate(steps: np.ndarray, lanes_at_once: int) -> tuple[float, float]:
         """Return the seconds of the clients' steps, some clients at a time, and the share that is padding."""
         parts = [np.sort(steps[i : i + lanes_at_once])[::-1] for i in range(0, len(steps), lanes_at_once)]
-        seconds = around / chunks * len(parts)
+        seconds = overhead / chunks * len(parts)
         for cut in (cut for part in parts for cut in segments(part, executor.smallest_batch)):
             # A step costs in proportion to its clients, but on a GPU not less than that of a small chunk.
             width = max(1.0, cut.lanes / lanes) if gpu and not executor.lanes_cost_time else cut.lanes / lanes
@@ -107,23 +107,23 @@ def estimate(setup: Setup, scored: float) -> Estimate:
     saving, predicting = _saving(sim, sim.step()), _predicting(sim) if scored else 0.0
     counts = fed.train.counts.astype(float)
     width = min(cohort.batch_size, int(counts.max()))
-    work = setup.lane * min(chunk, cohort_size(fed.clients, setup.participation))
-    widest = setup.lane * min(chunk, fed.clients) + _flight(cohort, chunk) if scored else work
+    work = setup.lane_bytes * min(chunk, cohort_size(fed.clients, setup.participation))
+    widest = setup.lane_bytes * min(chunk, fed.clients) + _flight(cohort, chunk) if scored else work
     return Estimate(
         step=step,
         lanes=lanes,
-        around=around,
+        overhead=overhead,
         round=per_round,
         saving=saving,
         personal=personal_seconds,
         predicting=predicting,
         total=setup.rounds * (per_round + saving) + scored * (personal_seconds + predicting),
         padding=waste,
-        short=float(1 - counts.sum() / (np.ceil(counts / width).sum() * width)),
+        batch_padding=float(1 - counts.sum() / (np.ceil(counts / width).sum() * width)),
         bytes=(0 if cohort.data.hosted else fed.x.nbytes) + work,
-        process=process,
+        bytes_before=bytes_before,
         # The allocator keeps freed pages and recorded steps keep their own buffers, so a chunk counts twice.
-        most=max(peak_memory() or 0, process + (0 if gpu else 2 * widest)),
+        peak_host_bytes=max(peak_memory() or 0, bytes_before + (0 if gpu else 2 * widest)),
         free=free_bytes(cohort.device) * 2 if gpu else host_memory()[1],
     )
 
@@ -179,20 +179,20 @@ def _predicting(sim: Simulation) -> float:
 
     def scored(rows: int, epochs: int = 0) -> float:
         brief = cohort.among(_shortened(fed, rows, split))
-        entry = Entry(brief, sim.theta, sim.kept_for, sim.round, limit=lanes)
+        run = TrainedRun(brief, sim.theta, sim.kept_for, sim.round, limit=lanes)
         times = 1 if brief.device.type == "cpu" else 2  # on a GPU the first run captures the programs
-        return [_seconds(lambda: evaluate_after((epochs,), [entry], split, prior=epochs)) for _ in range(times)][-1]
+        return [_seconds(lambda: evaluate_after((epochs,), [run], split, prior=epochs)) for _ in range(times)][-1]
 
     few_rows = min(FEW_SAMPLES, int(counts.max()))
     scored(few_rows, min(1, cohort.algorithm.personal_epochs))  # pays what is done only once, and takes the memory
     elapsed = scored(few_rows)
     more_rows = min(cohort.place.policy.rows_per_lane, int(counts.max()), int(few_rows * PREDICTION_LIMIT / elapsed))
-    per_row, around = elapsed / (few_rows * lanes), 0.0
+    per_row, overhead = elapsed / (few_rows * lanes), 0.0
     if more_rows > few_rows:
-        per_row, around = _line((few_rows * lanes, elapsed), (more_rows * lanes, scored(more_rows)))
+        per_row, overhead = _line((few_rows * lanes, elapsed), (more_rows * lanes, scored(more_rows)))
     width = -(-lanes // cohort.workers)  # clients that are padded to the largest of them
     cells = sum(len(part) * int(part.max()) for part in (counts[i : i + width] for i in range(0, len(counts), width)))
-    return around * len(counts) / lanes + per_row * cells
+    return overhead * len(counts) / lanes + per_row * cells
 
 
 def _flight(cohort: Cohort, chunk: int) -> int:

@@ -274,7 +274,7 @@ class InputSpec:
         fed = Federation.from_arrays([(x, y)], task=self.task, classes=classes, normalize="none", names=["client"])
         return dataclasses.replace(fed, **{name: getattr(self, name) for name in (*_NORM, "recipe", "transform")})
 
-    def normalised(self, raw: np.ndarray, device: torch.device) -> Tensor:
+    def normalized(self, raw: np.ndarray, device: torch.device) -> Tensor:
         """Return checked inputs as float32, normalised for the network."""
         shift, scale = (torch.as_tensor(np.asarray(a, np.float32)) for a in (self.shift, self.scale))
         normalised = torch.empty(raw.shape, dtype=torch.float32, device=device)

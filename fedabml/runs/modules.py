@@ -82,9 +82,9 @@ def make_network(
         if names := module.without_weights:
             note = f"'{source}' has no weights for {', '.join(map(str, names))}: these start at random numbers."
     elif isinstance(model, str):
-        model = models.named(model)
+        model = models.register_user_network(model)
         spec = {"name": model, "shape": shape, "outputs": outputs, "options": own}
-        spec |= {"code": models.OWN[model].digest} if model in models.OWN else {}
+        spec |= {"code": models.USER_NETWORKS[model].digest} if model in models.USER_NETWORKS else {}
         module = models.build(model, shape, outputs, seed, **own)
     else:
         module, source = model, "" if train == "all" else type(model).__name__
@@ -199,7 +199,7 @@ def unpack_network(
     if model is None:
         most = max(1_000_000, sum(tensor.numel() for tensor in tensors.values()))
         module = models.build(spec["name"], spec["shape"], spec["outputs"], **spec["options"], most=most)
-        warn_if_code_differs(spec["name"], spec.get("code"), models.OWN.get(spec["name"]))
+        warn_if_code_differs(spec["name"], spec.get("code"), models.USER_NETWORKS.get(spec["name"]))
     elif isinstance(model, nn.Module):
         module = model
     else:

@@ -38,7 +38,7 @@ from ..gaussian import Distribution
 from ..models.adapters import merged
 from ..vectors import Network
 from .input_spec import FORMATS, Inputs, InputSpec
-from .outputs import output_columns
+from .prediction_columns import output_columns
 from .tokens import padding_of
 from .trust import Trust, flagged
 
@@ -126,7 +126,7 @@ class Posterior:
         Posteriors that were used longest ago give theirs up, so that those of many clients do not fill the memory.
         """
         target, spec, samples = device_of(device), self.input_spec, self.samples if samples is None else samples
-        inputs = spec.normalised(read.x, target)
+        inputs = spec.normalized(read.x, target)
         self._check_memory(len(inputs), samples)
         network, weights = self._weights(target, samples, checked_integer(seed, "seed", 0))
         offset = None if self.offset is None else self.offset.to(target)
@@ -183,7 +183,7 @@ class Posterior:
         None if the network has no linear layer, or a last one of more than `MOST_FEATURES` inputs.
         """
         spec = self.input_spec
-        return self._features(spec.normalised(x, torch.device("cpu")), spec.network)
+        return self._features(spec.normalized(x, torch.device("cpu")), spec.network)
 
     @property
     def has_features(self) -> bool:

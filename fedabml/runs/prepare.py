@@ -19,7 +19,7 @@ from ..accel.process import borrowed, keep_freed_memory
 from ..algorithms import Algorithm, FedABML
 from ..arguments import checked_integer, checks_arguments
 from ..data import Federation
-from ..engine.autotune import COARSE, backend_of, chunk_of, device_of, dtype_of, lane_bytes
+from ..engine.autotune import REDUCED_PRECISION, choose_backend, chunk_of, device_of, lane_bytes, set_precision
 from ..engine.label_level import choose
 from ..engine.server import cohort_size
 from ..engine.setting import Cohort, Place, Setting
@@ -44,7 +44,7 @@ class Setup:
     participation: float
     epochs: int
     notes: list[str]
-    lane: int  # approximate bytes that one client of a chunk takes
+    lane_bytes: int  # approximate bytes that one client of a chunk takes
 
     def __repr__(self) -> str:
         name = self.config["algorithm"]["name"]
@@ -109,8 +109,8 @@ def prepare(
         likelihood = likelihoods.weighted(likelihood, class_weights, fed.label_counts("train").sum(0).tolist())
     made = make_network(model, fed, likelihood, seed, model_options, pretrained, train, lora_rank)
     target = device_of(device)
-    requested, dtype = dtype, "float32" if algorithm.needs_full_precision and dtype in COARSE else dtype
-    arithmetic = dtype_of(dtype, target)
+    requested, dtype = dtype, "float32" if algorithm.needs_full_precision and dtype in REDUCED_PRECISION else dtype
+    arithmetic = set_precision(dtype, target)
     if target.type == "cpu":
         keep_freed_memory()
     fed, network, unscaled = take_tokens(fed, made.network)
@@ -119,9 +119,9 @@ def prepare(
     probe = torch.as_tensor((raw - np.asarray(fed.shift)) / np.asarray(fed.scale)).float()
     algorithm.init(network.initial, network.layout)  # raises before anything is written
     likelihood.check(_probed(network, probe, torch.as_tensor(raw)))
-    way, note = backend_of(backend, network.to("cpu", torch.float32), probe, target)
-    backend, workers = way.backend, way.workers if workers is None else workers
-    channels_last = way.channels_last if channels_last is None else channels_last
+    execution, note = choose_backend(backend, network.to("cpu", torch.float32), probe, target)
+    backend, workers = execution.backend, execution.workers if workers is None else workers
+    channels_last = execution.channels_last if channels_last is None else channels_last
     width = min(batch_size, int(fed.train.counts.max()))
     lane = lane_bytes(network, algorithm, width, raw[0].size, arithmetic.vectors.itemsize)
     chunk = chunk_of(lane, target, fed.clients) if chunk is None else chunk
@@ -131,7 +131,7 @@ def prepare(
         ),
         Place(
             target, arithmetic.vectors, arithmetic.network, backend, chunk, workers, compile,
-            coarse=dtype in COARSE, channels_last=channels_last,
+            allow_tf32=dtype in REDUCED_PRECISION, channels_last=channels_last,
         ),
     )  # fmt: skip
     notes = [*algorithm.notes(), *(text for text in (note_off, note, unscaled, made.note) if text), *_notes(cohort)]
@@ -167,7 +167,7 @@ def prepare(
         **({} if specificity == 0.9 else {"specificity": float(specificity)}),
         **({} if train == "all" else {"train": train, **({"lora_rank": lora_rank} if train == "lora" else {})}),
         "partition_hash": fed.hash,
-        "weights": _fingerprint(network),
+        "weights": _weights_hash(network),
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
     }
     return Setup(cohort, input_spec, config, rounds, participation, epochs, notes, lane)
@@ -224,7 +224,7 @@ def _probed(network: Network, x: torch.Tensor, raw: torch.Tensor) -> torch.Tenso
         ) from error
 
 
-def _fingerprint(network: Network) -> str:
+def _weights_hash(network: Network) -> str:
     """Return a hash of where training starts: the initial weights and the constants of the module."""
     digest = hashlib.sha256()
     for name, tensor in sorted({"": network.initial, **network.constants}.items()):

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import InputError, nearest
 from .config import names
 
-NAMES = ("paper",)
+PRESET_NAMES = ("paper",)
 
 RUN: dict[str, Any] = {"rounds": 100, "participation": 0.1, "epochs": 5, "batch_size": 50}
 
@@ -62,8 +62,8 @@ def layer(name: str, dataset: str | None) -> dict[str, Any]:
 
     For data that the paper has no column for, the partition and the network keep their defaults.
     """
-    if name not in NAMES:
-        raise InputError(f"There is no preset '{name}'.{nearest(name, NAMES)}")
+    if name not in PRESET_NAMES:
+        raise InputError(f"There is no preset '{name}'.{nearest(name, PRESET_NAMES)}")
     column = COLUMNS[_PRESET[dataset]].keys if dataset in _PRESET else {}
     return RUN | column | _paper(cifar=dataset in ("cifar10", "cifar100"))
 

@@ -34,7 +34,7 @@ from ..arguments import check_fields, checked_integer, checks_arguments
 from ..data import Federation
 from ..data.ranges import LEAST_OWN, Ranges
 from ..engine.autotune import device_of
-from ..engine.client import initial_kept, personalise
+from ..engine.client import initial_kept, personalize
 from ..engine.lanes import Lanes
 from ..engine.setting import Cohort, Place, Setting
 from ..errors import InputError, shortened
@@ -46,8 +46,8 @@ from ..gaussian import Gaussian, Point, Samples
 from ..likelihoods import weighted
 from .input_spec import InputSpec
 from .modules import Model, check_fit, warn_if_code_differs
-from .outputs import class_names
 from .posterior import Posterior, sample_count
+from .prediction_columns import class_names
 from .trust import CALIBRATION, COVERAGE, FALSE_ALARMS, Trust
 
 FLOATS = (torch.float32, torch.float64)  # types of weights in a file
@@ -151,9 +151,9 @@ class Prior:
         cohort = Cohort(Setting(algorithm, spec.network, likelihood, fed, batch_size, seed), place)
         shared = {k: v.to(place.device, place.dtype) for k, v in self.shared.items()}
         with torch.no_grad():
-            lanes = Lanes.of(cohort, shared, [0])
+            lanes = Lanes.after_round(cohort, shared, [0])
             first = initial_kept(lanes)
-            lane, offsets = personalise(lanes, first if kept is None else _kept_rows(kept, first)), lanes.offset
+            lane, offsets = personalize(lanes, first if kept is None else _kept_rows(kept, first)), lanes.offset
         q = type(lane)(*(leaf[0].cpu() for leaf in lane))
         if not all(torch.isfinite(leaf).all() for leaf in q):
             raise InputError(
@@ -249,7 +249,7 @@ def load_prior(
     """
     path = Path(path) / "shared.safetensors" if Path(path).is_dir() else path
     if algorithm is not None:
-        algorithms.named(algorithm)
+        algorithms.register_user_algorithm(algorithm)
     with _opened(path, "prior", model) as (tensors, metadata, input_spec):
         name = metadata["algorithm"]["name"]
         made = algorithms.remake(name, metadata["algorithm"]["hyper"])
@@ -297,7 +297,7 @@ def _opened(
 
     Raises InputError for a file with another content than `content`, or with weights that are not finite floats.
     """
-    own = models.named(model) if isinstance(model, str) and not models.is_folder(model) else None
+    own = models.register_user_network(model) if isinstance(model, str) and not models.is_folder(model) else None
     tensors, metadata = read_tensors(path)
     if metadata.get("kind") != content:
         raise InputError(f"'{path}' holds a {metadata.get('kind', 'checkpoint')}, not a {content}.")

@@ -25,7 +25,7 @@ _STRUCTURED = (
     *("accuracy", "exact_match", "nll", "ece", "brier", "entropy", "mutual_information", "accuracy_pooled"),
     *("accuracy_last10", "accuracy_worst_decile", "prior_accuracy", "prior_nll"),
 )
-SCORES = {
+SUMMARY_KEYS = {
     "classification": (
         *("accuracy", "nll", "ece", "brier", "entropy", "mutual_information", "accuracy_pooled", "accuracy_last10"),
         *("accuracy_worst_decile", "prior_accuracy", "prior_nll", "prior_level_accuracy", "prior_level_nll"),
@@ -54,7 +54,7 @@ def summarise(
         summary |= final.summary | final.details
         summary[f"{main}_last10"] = last_ten(history, setup.rounds, main, final.summary[main])
     else:
-        summary |= dict.fromkeys(SCORES[fed.task])
+        summary |= dict.fromkeys(SUMMARY_KEYS[fed.task])
     width = prior_width(setup, sim)
     if width:
         summary["prior_width"] = width

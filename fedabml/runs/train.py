@@ -53,13 +53,13 @@ CARD = (
 )
 # Keys that may change when a run is resumed: its length, its scoring, and what is only recorded.
 PERSONAL = ("personal_epochs", "personal_lr", "predict_samples")
-FREE = {"rounds", "eval_every", "eval_clients", "eval_all", "split", "specificity"}
-FREE |= {"run", "command", "versions", "fedabml", "processes", "launch"}
+MAY_CHANGE = {"rounds", "eval_every", "eval_clients", "eval_all", "split", "specificity"}
+MAY_CHANGE |= {"run", "command", "versions", "fedabml", "processes", "launch"}
 # What decides the bits of a machine's results, but not the results: a resumed run takes over what the folder records.
 EXECUTION = ("workers", "threads", "channels_last")
-FREE |= {*EXECUTION}
+MAY_CHANGE |= {*EXECUTION}
 MAX_THREADS = 1024  # a number above it is no machine's, and torch may fail to start so many
-FREE |= {f"algorithm.hyper.{name}" for name in PERSONAL}
+MAY_CHANGE |= {f"algorithm.hyper.{name}" for name in PERSONAL}
 
 
 @dataclass(repr=False)
@@ -277,7 +277,7 @@ def _opened(
     neutral = {f"algorithm.hyper.{name}": value for name, value in algorithm.neutral_values().items()}
     state = None
     if resume:
-        state = folder.reopen(config, FREE, neutral | {"compile": "auto"})
+        state = folder.reopen(config, MAY_CHANGE, neutral | {"compile": "auto"})
     else:
         folder.create(config)
     if not (folder.path / "partition.svg").exists():

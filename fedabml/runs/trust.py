@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.ranges import FALSE_ALARMS, LEAST_TAIL, Limits, Ranges, gaps_of
+from ..data.ranges import FALSE_ALARMS, LEAST_TAIL, RangeLimits, Ranges, gaps_of
 from ..errors import InputError, nearest
 from ..evaluation import calibration
 from ..evaluation.decision_costs import DecisionCosts
@@ -37,7 +37,7 @@ from ..evaluation.structured import MultiPrediction
 from ..files.sealed import group
 
 COVERAGE, CALIBRATION = 0.9, "temperature"
-NO_LIMITS = Limits(math.inf)  # where no ranges are known
+NO_LIMITS = RangeLimits(math.inf)  # where no ranges are known
 Columns = Mapping[str, np.ndarray]
 
 
@@ -60,7 +60,7 @@ class Trust:
     strangeness_limit: float = math.inf  # beyond which an input is flagged
     maps: Maps | None = None  # of the convolutions, which strangeness looks at; files of earlier versions have none
     ranges: Ranges | None = None  # of the client's own columns
-    range_limits: Limits = NO_LIMITS  # the novelty beyond which a value raises an alarm, by column
+    range_limits: RangeLimits = NO_LIMITS  # the novelty beyond which a value raises an alarm, by column
     positives: int | None = None  # validation rows of class 1, where a threshold was chosen on them
     ece_before: float | None = None  # the class-wise calibration error, as the NLL
     ece_after: float | None = None
@@ -113,7 +113,9 @@ class Trust:
                 strangeness = Strangeness.fit(*parts)
                 strangeness_limit = calibration.conformal_quantile(strangeness.score(*parts), 1 - alarm_rate)
         if usual is not None:
-            range_limits = Limits(usual.threshold(alarm_rate)) if columns is None else usual.limits(columns, alarm_rate)
+            range_limits = (
+                RangeLimits(usual.threshold(alarm_rate)) if columns is None else usual.limits(columns, alarm_rate)
+            )
         common: dict[str, Any] = {"false_alarms": false_alarms, "density": density, "density_limit": density_limit}
         common |= {"rows": len(y), "coverage": coverage, "ranges": ranges, "range_limits": range_limits}
         common |= {"strangeness": strangeness, "strangeness_limit": strangeness_limit}
@@ -171,8 +173,8 @@ class Trust:
     @staticmethod
     def check_options(classes: int | None, coverage: float, aim: str, false_alarms: float, kind: str) -> None:
         """Refuse options that no validation data could serve, before anything is trained."""
-        if kind not in calibration.KINDS:
-            raise InputError(f"The calibration is {kind!r}.{nearest(kind, calibration.KINDS)}")
+        if kind not in calibration.CALIBRATION_KINDS:
+            raise InputError(f"The calibration is {kind!r}.{nearest(kind, calibration.CALIBRATION_KINDS)}")
         if kind == "isotonic" and not classes:
             raise InputError("An isotonic calibration belongs to classes; this posterior is a regression.")
         for name, value, example in (("coverage", coverage, 0.9), ("share of false alarms", false_alarms, 0.05)):
@@ -269,7 +271,7 @@ class Trust:
             strangeness = Strangeness(tuple(scale[:parts]), tuple(scale[parts:]))
         ranges = Ranges.from_json(metadata["ranges"]) if metadata["ranges"] is not None else None
         kind, curves = metadata.get("calibration", "temperature"), _curves(metadata.get("curves", []))
-        if kind not in calibration.KINDS or (kind == "isotonic") != bool(curves):
+        if kind not in calibration.CALIBRATION_KINDS or (kind == "isotonic") != bool(curves):
             raise ValueError("an unknown calibration, or one without its curves")
         if not isinstance(held_out := metadata.get("held_out"), str | None):
             raise TypeError(f"held_out is {held_out!r}")
@@ -287,11 +289,12 @@ def flagged(
     `usual` tells what the columns hold over all sites, or at the client. Of rows like those, at most about a share
     `FALSE_ALARMS` has an alarm; `limit`, by default `usual.threshold()`, is the novelty beyond which a value raises it.
     """
-    return replace(p, checks=_checked_values(columns, usual, Limits(usual.threshold() if limit is None else limit)))
+    range_limits = RangeLimits(usual.threshold() if limit is None else limit)
+    return replace(p, checks=_checked_values(columns, usual, range_limits))
 
 
 def _checked_values(
-    columns: Columns, usual: Ranges, limits: Limits, own: Ranges | None = None, own_alarms: float = FALSE_ALARMS
+    columns: Columns, usual: Ranges, limits: RangeLimits, own: Ranges | None = None, own_alarms: float = FALSE_ALARMS
 ) -> Checks:
     """Return the checks of a table's values: alarms with their causes, sentences, and how unusual the rows are.
 
@@ -342,12 +345,12 @@ def _with_cause(checks: Checks, cause: str, score: np.ndarray) -> Checks:
     return replace(checks, alarm=checks.alarm | (score > 1), score=total, causes=causes)
 
 
-def _range_limits(usual: float, raised: Any) -> Limits:
+def _range_limits(usual: float, raised: Any) -> RangeLimits:
     """Return the limits of a file. Raises an error where they are damaged."""
     if raised is not None:
-        return Limits.from_json(usual, raised)
+        return RangeLimits.from_json(usual, raised)
     # Earlier versions had one limit for all columns, and what never was exceeded even the highest.
-    return Limits(min(usual, 0.999 * -math.log(LEAST_TAIL)) if math.isfinite(usual) else usual)
+    return RangeLimits(min(usual, 0.999 * -math.log(LEAST_TAIL)) if math.isfinite(usual) else usual)
 
 
 def _density(tensors: Mapping[str, Tensor]) -> FeatureDensity:

@@ -21,7 +21,7 @@ from ..arguments import checks_arguments
 from ..errors import InputError, quoted
 from ..files.sheets import csv_text
 from ..runs.modules import Model
-from ..runs.outputs import as_text
+from ..runs.prediction_columns import as_text
 from .batching import Answer
 from .bodies import PARSERS, TooManyRows
 from .openapi import json_value
@@ -40,7 +40,7 @@ PATHS = (*OPEN, "/predict", "/reload", "/metrics", "/openapi.json")
 NO_PACKAGES = "Serving needs FastAPI and uvicorn: pip install fedabml[serve]."
 
 
-class Refusal(Exception):
+class RequestRefused(Exception):
     """A request that is refused, with its status and the sentence."""
 
     def __init__(self, status: int, sentence: str, **headers: str) -> None:
@@ -95,7 +95,7 @@ def _add_routes(app: FastAPI, service: Service) -> None:
         try:
             replaced = await asyncio.to_thread(service.reload)
         except InputError as error:
-            raise Refusal(409, str(error)) from error
+            raise RequestRefused(409, str(error)) from error
         return _json({"posterior": service.served.digest[:16], "replaced": replaced})
 
     async def health(request: Request) -> Response:
@@ -132,7 +132,7 @@ def _add_gate(app: FastAPI, service: Service, token: str | None) -> None:
     from starlette.requests import Request
 
     async def refused(request: Request, error: Exception) -> Response:
-        assert isinstance(error, Refusal)
+        assert isinstance(error, RequestRefused)
         return _json({"detail": str(error)}, error.status, error.headers)
 
     async def not_routed(request: Request, error: Exception) -> Response:
@@ -140,7 +140,7 @@ def _add_gate(app: FastAPI, service: Service, token: str | None) -> None:
         sentences = {404: "There is no such page; see /docs.", 405: "This page takes another method; see /docs."}
         return _json({"detail": sentences.get(error.status_code, str(error.detail))}, error.status_code, error.headers)
 
-    app.add_exception_handler(Refusal, refused)
+    app.add_exception_handler(RequestRefused, refused)
     app.add_exception_handler(HTTPException, not_routed)
 
     class Gate:  # as plain ASGI: a middleware of functions doubles the time of a small request
@@ -161,7 +161,7 @@ def _add_gate(app: FastAPI, service: Service, token: str | None) -> None:
             try:
                 _check_caller(Request(scope), token)
                 await self.app(scope, receive, note_status)
-            except Refusal as error:
+            except RequestRefused as error:
                 await (await refused(Request(scope), error))(scope, receive, note_status)
             except Exception:
                 log.exception("A request to %s failed", path if path in PATHS else "an unknown page")
@@ -187,9 +187,9 @@ def _check_caller(request: Request, token: str | None) -> None:
         host = request.headers.get("host", "")
         name = host if host.endswith("]") or (host.count(":") != 1 and "]" not in host) else host.rpartition(":")[0]
         if name.lower() not in LOCAL:
-            raise Refusal(403, "Without a token the service answers requests to localhost only.")
+            raise RequestRefused(403, "Without a token the service answers requests to localhost only.")
         if path == "/reload":
-            raise Refusal(403, "/reload needs a token. Start the service with --token-file.")
+            raise RequestRefused(403, "/reload needs a token. Start the service with --token-file.")
         return
     if path in OPEN:
         return
@@ -197,32 +197,34 @@ def _check_caller(request: Request, token: str | None) -> None:
     same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode())
     if scheme.lower() != "bearer" or not same:
         sentence = "The token is missing or wrong. Send it in the header Authorization: Bearer TOKEN."
-        raise Refusal(401, sentence, www_authenticate="Bearer")
+        raise RequestRefused(401, sentence, www_authenticate="Bearer")
 
 
 async def _predict(request: Request, service: Service) -> Response:
     options = service.options
     if parameter := next(iter(request.query_params), None):
         problem = f"/predict takes no parameters in its address, and there is {quoted(parameter)}."
-        raise Refusal(422, f"{problem} Send rows in the body; options are those that the service was started with.")
+        raise RequestRefused(
+            422, f"{problem} Send rows in the body; options are those that the service was started with."
+        )
     if service.in_flight >= options.max_requests:
         sentence = f"The service answers {options.max_requests} requests at once. Try again in a moment."
-        raise Refusal(429, sentence, retry_after="1")
+        raise RequestRefused(429, sentence, retry_after="1")
     service.in_flight += 1
     try:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind not in PARSERS:
-            raise Refusal(415, f"Send application/json or text/csv as the content-type, not '{kind[:60]}'.")
+            raise RequestRefused(415, f"Send application/json or text/csv as the content-type, not '{kind[:60]}'.")
         body, served = await _body(request, options), service.served
         try:
             assert service.batcher is not None
             waiting = asyncio.wrap_future(service.batcher.submit(served.posterior, kind, body))
             answer = await asyncio.wait_for(waiting, options.timeout)
         except InputError as error:
-            raise Refusal(413 if isinstance(error, TooManyRows) else 422, str(error)) from error
+            raise RequestRefused(413 if isinstance(error, TooManyRows) else 422, str(error)) from error
         except TimeoutError as error:
             sentence = f"The prediction took longer than {options.timeout:g} seconds. Send fewer rows, or try again."
-            raise Refusal(503, sentence, retry_after="1") from error
+            raise RequestRefused(503, sentence, retry_after="1") from error
     finally:
         service.in_flight -= 1
     service.metrics.count("rows_total", len(next(iter(answer.columns.values()))))
@@ -242,26 +244,26 @@ async def _body(request: Request, options: ServeOptions) -> bytes:
     declared = request.headers.get("content-length", "")
     limit, most = options.max_bytes, DISCARDED * options.max_bytes
     if declared.isdigit() and (len(declared) >= 20 or int(declared) > most):
-        raise Refusal(413, sentence, connection="close")
+        raise RequestRefused(413, sentence, connection="close")
     body, size = bytearray(), 0
     try:
         async with asyncio.timeout(options.timeout):
             async for chunk in request.stream():
                 size += len(chunk)
                 if size > most:
-                    raise Refusal(413, sentence, connection="close")
+                    raise RequestRefused(413, sentence, connection="close")
                 if size <= limit:
                     body += chunk
     except TimeoutError as error:
-        raise Refusal(
+        raise RequestRefused(
             408, f"The body did not arrive within {options.timeout:g} seconds.", connection="close"
         ) from error
     except ClientDisconnect as error:
-        raise Refusal(400, "The client closed the connection before its body was complete.") from error
+        raise RequestRefused(400, "The client closed the connection before its body was complete.") from error
     if size > limit:
-        raise Refusal(413, sentence)
+        raise RequestRefused(413, sentence)
     if not body:
-        raise Refusal(422, 'The body is empty. Send {"rows": [...]} or a CSV; /docs has an example.')
+        raise RequestRefused(422, 'The body is empty. Send {"rows": [...]} or a CSV; /docs has an example.')
     return bytes(body)
 
 

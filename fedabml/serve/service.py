@@ -16,8 +16,8 @@ from ..files.paths import open_regular
 from ..files.sealed import tensors_digest
 from ..runs.input_spec import Inputs, InputSpec
 from ..runs.modules import Model
-from ..runs.outputs import class_names, output_columns, with_ids
 from ..runs.posterior import Posterior
+from ..runs.prediction_columns import class_names, output_columns, with_ids
 from ..runs.prior import load_posterior
 from .batching import Answer, Batcher, Columns, Job
 from .bodies import PARSERS, Rows, read_rows

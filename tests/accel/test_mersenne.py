@@ -13,7 +13,7 @@ import torch
 
 from fedabml import rng
 from fedabml.accel import c_library, mersenne
-from tests.cli.command import MOST
+from tests.cli.command import MAX_WAIT
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -114,7 +114,7 @@ if child == 0:
     os._exit(0 if torch.equal(draw(), first) else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=MOST, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=MAX_WAIT, cwd=ROOT)
 
 
 @here
@@ -131,7 +131,7 @@ for _ in range(2):
     rng.normal(rng.folds(rng.key(1), 4), (100,), torch.float32)
     time.sleep({pause})
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=MOST, cwd=ROOT)
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=MAX_WAIT, cwd=ROOT)
 
 
 @here

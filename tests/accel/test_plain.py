@@ -15,7 +15,7 @@ import torch
 from fedabml import accel
 from fedabml.engine import autotune
 from fedabml.vectors import Network
-from tests.cli.command import MOST
+from tests.cli.command import MAX_WAIT
 
 ROOT = Path(__file__).parents[2]
 # Long enough for a step to be recorded, wide enough for a narrow layer and, with lower limits, for passes in C.
@@ -48,7 +48,9 @@ json.dump({"found": found, "compiler": "torch._dynamo" in sys.modules}, sys.stdo
 def trained(names: list[str], plain: str, folder: Path) -> dict:
     """What the script prints for algorithms in a process of its own with a value of FEDABML_PLAIN."""
     env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(folder), "FEDABML_PLAIN": plain}
-    done = subprocess.run([sys.executable, "-c", SCRIPT, *names], env=env, capture_output=True, text=True, timeout=MOST)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *names], env=env, capture_output=True, text=True, timeout=MAX_WAIT
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -79,7 +81,7 @@ def test_parts_are_left_out_by_name(monkeypatch):
 def test_a_word_that_is_no_part_is_one_line_and_code_2(tmp_path):
     env = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": str(tmp_path), "FEDABML_PLAIN": "foo"}
     program = [sys.executable, "-m", "fedabml", "--version"]
-    done = subprocess.run(program, env=env, capture_output=True, text=True, timeout=MOST, check=False)
+    done = subprocess.run(program, env=env, capture_output=True, text=True, timeout=MAX_WAIT, check=False)
     assert done.returncode == 2 and "FEDABML_PLAIN names foo" in done.stderr and "Traceback" not in done.stderr
 
 

@@ -16,7 +16,7 @@ import torch
 import fedabml
 from fedabml import models, rng
 from fedabml.accel import process
-from tests.cli.command import MOST
+from tests.cli.command import MAX_WAIT
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,7 +66,7 @@ fedabml.load_posterior("posterior.safetensors").predict(rows[0][0])
 def ran(script, folder):
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "HOME": str(folder), "OMP_NUM_THREADS": "2"}
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=MOST
+        [sys.executable, "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=MAX_WAIT
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -16,7 +16,7 @@ from fedabml import FedABML, FedAvg, Federation, prepare, rng
 from fedabml.accel import convolutions
 from fedabml.accel.recorder import merge_duplicates, record, reuse_memory, split_fixed, store_operands
 from fedabml.engine.rounds import Simulation
-from tests.cli.command import MOST
+from tests.cli.command import MAX_WAIT
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -76,7 +76,7 @@ assert "torch._dynamo" not in sys.modules, "the compiler was loaded"
 {after}
 print(torch.func.grad(lambda x: x**2)(torch.tensor(3.0)).item())
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=MOST)
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=MAX_WAIT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["6.0"]
 

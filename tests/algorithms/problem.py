@@ -11,7 +11,7 @@ from torch import nn
 
 import fedabml
 from fedabml import rng
-from fedabml.engine.client import personalise
+from fedabml.engine.client import personalize
 from fedabml.engine.lanes import Lanes
 from fedabml.engine.rounds import Simulation
 from fedabml.engine.server import draw_clients
@@ -80,7 +80,7 @@ def tuning(client, epochs):
 def models(sim):
     """Every client's own model, as it would be scored."""
     with torch.no_grad():
-        return personalise(Lanes.of(sim.cohort, sim.theta, CLIENTS), sim.kept_for(CLIENTS))
+        return personalize(Lanes.after_round(sim.cohort, sim.theta, CLIENTS), sim.kept_for(CLIENTS))
 
 
 def close(a, b, atol=1e-12):

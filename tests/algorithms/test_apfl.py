@@ -11,7 +11,7 @@ import torch
 from fedabml import rng
 from fedabml.algorithms import APFL, FedAvg, Local
 from fedabml.algorithms.base import Site
-from fedabml.engine.client import personalise
+from fedabml.engine.client import personalize
 from fedabml.engine.lanes import Lanes
 from tests.algorithms.problem import (
     CLIENTS,
@@ -68,7 +68,7 @@ def test_two_rounds_by_a_plain_loop(alpha_lr, every, momentum):
 
     tuned = sim.cohort.using(APFL(personal_epochs=2, personal_lr=0.03, **words))
     with torch.no_grad():
-        moved = personalise(Lanes.of(tuned, sim.shared, CLIENTS), sim.kept_for(CLIENTS)).mean
+        moved = personalize(Lanes.after_round(tuned, sim.shared, CLIENTS), sim.kept_for(CLIENTS)).mean
     for c in CLIENTS:  # further epochs move v_i and α_i under the w that was sent
         rate = 0.03 if alpha_lr is None else alpha_lr
         _, v, alpha = train(w, *own[c], tuning(c, 2), 0.03, rate, momentum, every, still=True)

@@ -8,7 +8,7 @@ import torch
 
 from fedabml.algorithms import Ditto, FedAvg, Local
 from fedabml.algorithms.base import Phase
-from fedabml.engine.client import personalise
+from fedabml.engine.client import personalize
 from fedabml.engine.lanes import Lanes
 from tests.algorithms.problem import (
     CLIENTS,
@@ -50,7 +50,7 @@ def test_two_rounds_by_a_plain_loop(momentum):
     assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (3 * 8, 3 * 8)
     tuned = sim.cohort.using(Ditto(lr=lr, lam=lam, momentum=momentum, personal_epochs=2, personal_lr=0.03))
     with torch.no_grad():
-        moved = personalise(Lanes.of(tuned, sim.shared, CLIENTS), sim.kept_for(CLIENTS)).mean
+        moved = personalize(Lanes.after_round(tuned, sim.shared, CLIENTS), sim.kept_for(CLIENTS)).mean
     for c in CLIENTS:  # and further epochs go on with v_i, the pull included
         close(moved[c], descend(own[c], tuning(c, 2), 0.03, momentum, lambda v: lam * (v - w)))
 

@@ -12,7 +12,7 @@ from fedabml import InputError, rng
 from fedabml.algorithms import FedAvg, FedBABU, FedPop, FedRep
 from fedabml.algorithms.base import Batch
 from fedabml.algorithms.heads import head_start
-from fedabml.engine.client import personalise
+from fedabml.engine.client import personalize
 from fedabml.engine.lanes import Lanes
 from fedabml.engine.loss import ClientLoss
 from fedabml.gaussian import Branches, Samples
@@ -59,7 +59,7 @@ def test_fedrep_two_rounds_by_a_plain_loop(body_epochs, momentum):
     assert (lines[0]["bytes_down"], lines[0]["bytes_up"]) == (1 * 8, 1 * 8)
     tuned = sim.cohort.using(FedRep(personal_epochs=2, personal_lr=0.04, **words))
     with torch.no_grad():
-        moved = personalise(Lanes.of(tuned, sim.shared, CLIENTS), sim.kept_for(CLIENTS)).mean
+        moved = personalize(Lanes.after_round(tuned, sim.shared, CLIENTS), sim.kept_for(CLIENTS)).mean
     for c in CLIENTS:  # further epochs move the head alone
         close(moved[c], descend(wholes[c], tuning(c, 2), 0.04, momentum, part=HEAD))
 

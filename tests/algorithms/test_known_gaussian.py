@@ -58,7 +58,7 @@ def personalised(stages, **options):
     for i, (lr, lr_std, epochs) in enumerate(stages):
         algorithm = FedABML(lam=1, s=32, personal_lr=lr, lr_std=lr_std, personal_epochs=epochs, **options)
         cohort = cohort_of(algorithm, seed=i)
-        lanes = Lanes.of(cohort, shared, [0])
+        lanes = Lanes.after_round(cohort, shared, [0])
         if carry is None:
             carry = begin_personal(lanes, {})
         carry, _, _ = take_steps(lanes, carry, algorithm.personal_phases(), rng.PERSONAL)

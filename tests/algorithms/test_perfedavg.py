@@ -11,7 +11,7 @@ import torch
 from fedabml import rng
 from fedabml.algorithms import FedABML, FedAvg, PerFedAvg
 from fedabml.algorithms.base import Site
-from fedabml.engine.autotune import dtype_of
+from fedabml.engine.autotune import set_precision
 from fedabml.runs import prepare as preparing
 from fedabml.runs.prepare import prepare
 from tests.algorithms.problem import (
@@ -174,7 +174,8 @@ def test_remark_1_through_the_engine():
 def test_differences_of_gradients_have_all_digits(dtype, monkeypatch):
     """Where products have two digits, (∇f(w + δg) − ∇f(w − δg))/2δ is their errors, a thousand times as large."""
     fed, requested = federation(), []
-    monkeypatch.setattr(preparing, "dtype_of", lambda name, device: requested.append(name) or dtype_of(name, device))
+    set_and_record = lambda name, device: requested.append(name) or set_precision(name, device)
+    monkeypatch.setattr(preparing, "set_precision", set_and_record)
     words = {"device": "cpu", "batch_size": 5, "rounds": 1}
     for algorithm, full_precision in (
         (PerFedAvg(alpha=0.05), True),
@@ -185,8 +186,8 @@ def test_differences_of_gradients_have_all_digits(dtype, monkeypatch):
     ):
         setup = prepare(fed, "mlr", algorithm, dtype=dtype, **words)
         used = "float32" if full_precision else dtype
-        assert setup.config["dtype"] == used == requested[-1] and setup.cohort.place.coarse == (not full_precision)
-        assert setup.cohort.among(dataclasses.replace(fed)).place.coarse == (not full_precision)
+        assert setup.config["dtype"] == used == requested[-1] and setup.cohort.place.allow_tf32 == (not full_precision)
+        assert setup.cohort.among(dataclasses.replace(fed)).place.allow_tf32 == (not full_precision)
         assert setup.cohort.network.dtype == (torch.bfloat16 if used == "bf16" else torch.float32)
         assert any("differences of gradients" in note for note in setup.notes) == full_precision
         assert not any("differences" in n for n in prepare(fed, "mlr", algorithm, dtype="float32", **words).notes)

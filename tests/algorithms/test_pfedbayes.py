@@ -9,7 +9,7 @@ from scipy.special import lambertw
 
 from fedabml import rng
 from fedabml.algorithms import PFedBayes, PFedMe
-from fedabml.engine.client import personalise
+from fedabml.engine.client import personalize
 from fedabml.engine.lanes import Lanes
 from tests.algorithms.problem import (
     CLIENTS,
@@ -93,7 +93,7 @@ def test_two_rounds_by_a_plain_loop(kl_step, beta, momentum):
 
     tuned = sim.cohort.using(PFedBayes(personal_epochs=1, personal_lr=0.02, **words))
     with torch.no_grad():
-        further = personalise(Lanes.of(tuned, sim.shared, CLIENTS), sim.kept_for(CLIENTS))
+        further = personalize(Lanes.after_round(tuned, sim.shared, CLIENTS), sim.kept_for(CLIENTS))
     for c in CLIENTS:  # further epochs go on with q_i under the z that is sent, one step a batch
         q, velocity = own[c], np.zeros(3)
         for number, ((x, y),) in enumerate(tuning(c, 1)):

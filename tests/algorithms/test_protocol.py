@@ -18,7 +18,7 @@ from fedabml.engine.client import initial_kept
 from fedabml.engine.lanes import Lanes
 from fedabml.engine.rounds import Simulation, run_round
 from fedabml.engine.server import draw_clients
-from fedabml.evaluation.scoring import Entry, evaluate, evaluate_after
+from fedabml.evaluation.scoring import TrainedRun, evaluate, evaluate_after
 from fedabml.runs.folder import Folder
 from fedabml.runs.prior import Prior
 from tests.tiers import FAMILIES, nightly_but
@@ -215,7 +215,7 @@ def test_what_clients_keep_is_their_own(fed, algorithm):
     assert len(set(kept)) == len(kept) and not others & set(kept)
     begun = algorithm.init(setup.cohort.network.initial, setup.cohort.network.layout)
     never = (set(range(len(SIZES))) - drawn).pop()
-    start, now = (initial_kept(Lanes.of(setup.cohort, shared, [never])) for shared in (begun, sim.theta))
+    start, now = (initial_kept(Lanes.after_round(setup.cohort, shared, [never])) for shared in (begun, sim.theta))
     moves = getattr(algorithm, "newcomer", "initial") == "server"
     for name, value in sim.kept_for([never]).items():  # one never drawn begins at the server's state, or as all began
         assert torch.equal(value, now[name])
@@ -253,7 +253,7 @@ def test_a_sweep_as_lanes_equals_separate_runs(fed, algorithm):
     first, second = (everything(sim) for sim in alone)
     assert any(not torch.equal(first[name], second[name]) for name in first)
     epochs = sims[0].cohort.algorithm.personal_epochs
-    (together,) = evaluate_after((epochs,), [Entry(s.cohort, s.theta, s.kept_for) for s in sims], prior=epochs)
+    (together,) = evaluate_after((epochs,), [TrainedRun(s.cohort, s.theta, s.kept_for) for s in sims], prior=epochs)
     for found, sim in zip(together, alone, strict=True):
         expected = evaluate(sim.cohort, sim.theta, sim.kept_for)
         for name in ("nll", "brier", "entropy", "prior_nll"):

@@ -19,7 +19,7 @@ from fedabml.bench.workloads import SUITES, WORKLOADS, Workload, workload
 from fedabml.cli.bench import MODELS
 from fedabml.engine import programs
 from fedabml.engine.rounds import Simulation
-from tests.cli.command import MOST, run
+from tests.cli.command import MAX_WAIT, run
 
 CPU = torch.device("cpu")
 SMALL = Workload("small", "a small MLP", "mlp", (1, 4, 4), 3, clients=5, cohort=3, samples=11, batch=4, epochs=2)
@@ -338,7 +338,7 @@ def test_dropout_is_off_where_weights_are_compared(tmp_path):
     work = dataclasses.replace(WORKLOADS["pfl"], clients=2, cohort=1, samples=10, batch=5, epochs=1)
     rivals.export(work, 1, tmp_path)
     rivals.revise(tmp_path, rounds=1, dropout=False)
-    ours, loop = (rivals.launch(side, sys.executable, tmp_path, MOST)["weights"] for side in ("ours", "loop"))
+    ours, loop = (rivals.launch(side, sys.executable, tmp_path, MAX_WAIT)["weights"] for side in ("ours", "loop"))
     assert rivals.share(ours, loop, np.load(tmp_path / "first.npy")) < rivals.LIMIT
 
 

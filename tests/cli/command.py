@@ -10,7 +10,7 @@ from fedabml.cli import app
 # typer would build every command from its signature at every call, which takes longer than most commands under test.
 testing._get_command = functools.cache(testing._get_command)
 
-MOST = 3000  # seconds to wait for an event before a test is given up: a loaded machine may take very long
+MAX_WAIT = 3000  # seconds to wait for an event before a test is given up: a loaded machine may take very long
 SMALL = shlex.split("--clients 10 --model mlr --rounds 3 --participation 0.5 --epochs 1 --batch-size 20")
 
 

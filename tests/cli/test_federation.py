@@ -13,7 +13,7 @@ from fedabml.cli import app
 from fedabml.federation import operate, pids
 from fedabml.federation.folders import SiteFolder
 from fedabml.federation.settings import SiteSettings
-from tests.cli.command import MOST, run
+from tests.cli.command import MAX_WAIT, run
 from tests.federation.test_status import EVIL, round_event, write_events
 from tests.federation.test_status import folder as folder
 
@@ -54,7 +54,7 @@ def test_help_needs_neither_flower_nor_cryptography_nor_torch():
         "print(sorted({'torch', 'flwr', 'cryptography'} & set(sys.modules)))\n"
     )
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=MOST)
+    result = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=MAX_WAIT)
     assert result.stdout.strip() == "[]", result.stderr
 
 
@@ -161,7 +161,7 @@ def test_down_ends_what_a_crash_left_and_may_be_repeated(folder):
             pids.Record("superlink", "running", "t", pids.identity(child.pid)).save(folder.run / "pids")
             for _ in range(2):
                 assert "stopped" in run("federation", "down", folder.path).stdout
-            assert child.wait(MOST) == -9
+            assert child.wait(MAX_WAIT) == -9
         finally:
             child.kill()
 

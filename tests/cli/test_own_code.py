@@ -19,7 +19,7 @@ OWN = ["--algorithm", "mine.py:Damped", "--model", "mine.py:Net"]
 def forget():
     """Forget what was named before, as another process would."""
     REGISTRY.pop("Damped", None)
-    models.OWN.clear()
+    models.USER_NETWORKS.clear()
 
 
 @pytest.fixture(autouse=True)

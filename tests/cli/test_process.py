@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import MOST
+from tests.cli.command import MAX_WAIT
 from tests.tiers import nightly_but
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,13 +40,13 @@ def start(folder, *words, **options):
 
 def finish(folder, *words, **options):
     process = start(folder, *words, **options)
-    out, err = process.communicate(timeout=MOST)
+    out, err = process.communicate(timeout=MAX_WAIT)
     return process.returncode, out, err
 
 
 def wait_for_round(process, run, round):
     """Until a round is saved; says which round was."""
-    end = time.monotonic() + MOST
+    end = time.monotonic() + MAX_WAIT
     while time.monotonic() < end:
         saved = [int(f.stem[6:]) for f in (run / "checkpoints").glob("round-*.safetensors")]
         if saved and max(saved) >= round:
@@ -74,7 +74,7 @@ def test_killed_twice_and_resumed_is_bit_equal(tmp_path, algorithm):
         command = ["train", "--resume", "--out", "parts", "--quiet"]
     code, out, err = finish(tmp_path, *command)
     assert (code, out, err) == (0, "", "")
-    assert whole.communicate(timeout=MOST) == ("", "")
+    assert whole.communicate(timeout=MAX_WAIT) == ("", "")
     for name in ("shared.safetensors", "clients.csv", "manifest.json"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
     rounds = [json.loads(line)["round"] for line in (tmp_path / "parts/metrics.jsonl").read_text().splitlines()]
@@ -88,7 +88,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, word):
     process = start(tmp_path, *TRAIN, "--rounds", "100000", "--out", "my run")
     saved = wait_for_round(process, tmp_path / "my run", 3)
     process.send_signal(word)
-    out, err = process.communicate(timeout=MOST)
+    out, err = process.communicate(timeout=MAX_WAIT)
     assert process.returncode == 130 and "Traceback" not in err
     stopped = re.match("Stopped. Round ([0-9]+) of 100000 is saved", err)
     assert stopped, err
@@ -127,7 +127,7 @@ def test_help_does_not_wait_for_torch():
         "    assert CliRunner().invoke(app, words.split()).exit_code == 0\n"
         "print(sorted({'torch', 'numpy', 'pandas', 'safetensors'} & set(sys.modules)))\n"
     )
-    result = subprocess.run([sys.executable, "-c", program], env=ENV, capture_output=True, text=True, timeout=MOST)
+    result = subprocess.run([sys.executable, "-c", program], env=ENV, capture_output=True, text=True, timeout=MAX_WAIT)
     assert result.stdout.strip() == "[]", result.stderr
 
 
@@ -135,7 +135,7 @@ def test_completion_knows_the_names(tmp_path):
     words = {"_FEDABML_COMPLETE": "complete_bash", "COMP_WORDS": "fedabml train --algorithm fedav", "COMP_CWORD": "3"}
     program = "import sys; sys.argv = ['fedabml']; from fedabml.cli import main; main()"
     result = subprocess.run(
-        [sys.executable, "-c", program], env={**ENV, **words}, capture_output=True, text=True, timeout=MOST
+        [sys.executable, "-c", program], env={**ENV, **words}, capture_output=True, text=True, timeout=MAX_WAIT
     )
     assert result.stdout.split() == ["fedavg", "fedavg-ft"], result.stderr
 
@@ -151,5 +151,5 @@ def test_ctrl_c_while_the_program_is_imported_is_130_and_no_traceback(tmp_path, 
         if line.split("|")[-1].strip() == module:
             break
     process.send_signal(signal.SIGINT)
-    rest = process.communicate(timeout=MOST)[1]
+    rest = process.communicate(timeout=MAX_WAIT)[1]
     assert process.returncode == 130 and "Traceback" not in rest and "Stopped." in rest

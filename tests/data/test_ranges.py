@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from fedabml.data.ranges import Limits, NumberRange, Ranges, WordRange, gaps_of
+from fedabml.data.ranges import NumberRange, RangeLimits, Ranges, WordRange, gaps_of
 from fedabml.errors import InputError
 
 spec = importlib.util.spec_from_file_location("hospitals", Path(__file__).parents[2] / "examples" / "hospitals.py")
@@ -170,7 +170,7 @@ def test_what_is_common_in_one_column_leaves_alarms_of_the_others():
     for name, gap in (("age", np.nan), ("ward", None)):
         rows[name][random.random(2000) < 0.08] = gap
     own, new = ({name: values[part] for name, values in rows.items()} for part in (slice(300), slice(300, None)))
-    assert alarms(ranges, Limits(ranges.threshold(0.05)), new).mean() > 0.14
+    assert alarms(ranges, RangeLimits(ranges.threshold(0.05)), new).mean() > 0.14
     limits = ranges.limits(own, 0.05)
     assert set(limits.gaps) == {"age", "ward"} and not {"age", "ward"} & set(limits.values)
     assert alarms(ranges, limits, new).mean() < 0.05
@@ -184,9 +184,9 @@ def test_limits_rise_only_where_too_many_rows_exceed_them():
     ranges = Ranges.fit({"x": values})
     wild = values[:100].clip(-1.5, 1.5)
     wild[0] = 1e6  # one wild row of 100 is allowed, so its value hides nothing
-    assert ranges.limits({"x": wild}) == Limits(ranges.threshold())
+    assert ranges.limits({"x": wild}) == RangeLimits(ranges.threshold())
     few = wild[:10].copy()
-    assert ranges.limits({"x": few}) == Limits(ranges.threshold())
+    assert ranges.limits({"x": few}) == RangeLimits(ranges.threshold())
     few[1] = 50.0
     raised = ranges.limits({"x": few})
     assert raised.values["x"] == ranges.novelty({"x": few[1:2]})[0] < ranges.novelty({"x": few[:1]})[0]
@@ -199,7 +199,7 @@ def test_no_fewer_rows_may_exceed_a_limit_where_there_are_more(rows):
     allowed = max(1, int(np.floor((rows + 1) * 0.025 + 1e-9)) - 1)
     values = np.zeros(rows)
     values[:allowed] = 50 + np.arange(allowed)
-    assert ranges.limits({"x": values}, 0.025) == Limits(ranges.threshold(0.025))
+    assert ranges.limits({"x": values}, 0.025) == RangeLimits(ranges.threshold(0.025))
     values[allowed] = 40.0
     assert ranges.limits({"x": values}, 0.025).values["x"] == ranges.novelty({"x": np.array([40.0])})[0]
 
@@ -225,7 +225,9 @@ def risen_step_by_step(ranges, columns, false_alarms, allowed):
             for is_gap in (True, False):
                 beyond[name, is_gap] = (novelty > limits.get((name, is_gap), usual)) & (missing == is_gap)
         if np.any(list(beyond.values()), axis=0).sum() <= allowed:
-            return Limits(usual, *({n: v for (n, gap), v in limits.items() if gap == part} for part in (False, True)))
+            return RangeLimits(
+                usual, *({n: v for (n, gap), v in limits.items() if gap == part} for part in (False, True))
+            )
         key = max(beyond, key=lambda k: (beyond[k].sum(), -novelties[k[0]][beyond[k]].min(initial=np.inf)))
         limits[key] = float(novelties[key[0]][beyond[key]].min())
 
@@ -259,9 +261,9 @@ def test_many_rows_beyond_a_limit_take_little_longer_than_few():
 
 
 def test_limits_are_saved_and_damage_is_refused():
-    limits = Limits(5.0, {"age": 7.0}, {"ward": 690.0})
+    limits = RangeLimits(5.0, {"age": 7.0}, {"ward": 690.0})
     content = json.loads(json.dumps(limits.to_json()))
-    assert Limits.from_json(5.0, content) == limits
+    assert RangeLimits.from_json(5.0, content) == limits
     for damage in ({"values": {}}, {"values": {"age": math.nan}, "gaps": {}}, {"values": {"age": "x"}, "gaps": {}}):
         with pytest.raises((ValueError, KeyError)):
-            Limits.from_json(5.0, damage)
+            RangeLimits.from_json(5.0, damage)

@@ -19,7 +19,7 @@ from fedabml.algorithms import REGISTRY, make
 from fedabml.engine import client as client_module
 from fedabml.engine import policy
 from fedabml.engine.checkpoint import Checkpoint
-from fedabml.engine.client import _flagged, personalise, personalise_after, schedule_steps
+from fedabml.engine.client import _flagged, personalize, personalize_after, schedule_steps
 from fedabml.engine.lanes import Lanes
 from fedabml.engine.rounds import Simulation, run_round, run_rounds
 from fedabml.evaluation.scoring import evaluate
@@ -61,10 +61,12 @@ def test_personalising_on_the_way_is_personalising_anew(sizes):
     shared, clients = cohort.algorithm.init(cohort.network.initial, cohort.network.layout), list(range(6))
     shared = {name: value.to("cuda") for name, value in shared.items()}
     epochs = (0, 1, 3, 7)
-    seen = [q.mean.clone() for q in personalise_after(Lanes.of(cohort, shared, clients), {}, epochs)]
+    seen = [q.mean.clone() for q in personalize_after(Lanes.after_round(cohort, shared, clients), {}, epochs)]
     for many, mean in zip(epochs, seen, strict=True):
         other = cohort.using(dataclasses.replace(cohort.algorithm, personal_epochs=many))
-        torch.testing.assert_close(mean, personalise(Lanes.of(other, shared, clients), {}).mean, rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            mean, personalize(Lanes.after_round(other, shared, clients), {}).mean, rtol=0, atol=1e-12
+        )
     assert (seen[1] - seen[3]).abs().max() > 1e-6
 
 
@@ -202,9 +204,9 @@ def test_a_schedule_is_that_of_a_cpu(sizes):
     def made(device):
         cohort = simulate(federation(sizes=sizes), make("fedavg"), rounds=0, device=device).cohort
         cohort.executor.capture = True  # for rows of one width
-        given = Lanes.of(cohort, {}, [2, 0, 1], round=5)
+        given = Lanes.after_round(cohort, {}, [2, 0, 1], round=5)
         lanes = Lanes(given.groups, given.tensors, cohort.executor.inside)
-        lanes.__dict__["source"] = cohort.data, cohort.tables.rows(given.tensors.clients[0], lanes.longest)
+        lanes.__dict__["source"] = cohort.data, cohort.client_tensors.rows(given.tensors.clients[0], lanes.longest)
         schedule = schedule_steps(lanes, rng.NOISE, ((3, 1), (2, 2)))
         return [*(t for own, plan in schedule.phases for t in (plan, own.lanes.keys, own.lanes.steps)), schedule.steps]
 
@@ -269,10 +271,10 @@ def test_a_step_that_cannot_be_captured_is_launched(caplog):
 )
 def test_convolutions_of_lanes_are_those_of_torch(geometry, dtype, close):
     from fedabml.accel.convolutions import conv2d
-    from fedabml.engine.autotune import dtype_of
+    from fedabml.engine.autotune import set_precision
 
     channels, out, kernel, stride, padding, size = geometry
-    kind = dtype_of(dtype, torch.device("cuda")).network
+    kind = set_precision(dtype, torch.device("cuda")).network
     g = torch.Generator().manual_seed(0)
     x = torch.randn(3, 5, channels, size, size, generator=g).cuda()
     w = (torch.randn(3, out, channels, kernel, kernel, generator=g) / (channels**0.5 * kernel)).cuda()
@@ -284,7 +286,7 @@ def test_convolutions_of_lanes_are_those_of_torch(geometry, dtype, close):
     for ours, theirs in zip(made(conv2d, kind), made(torch.nn.functional.conv2d, torch.float64), strict=True):
         assert ours.dtype == kind
         assert (ours.double() - theirs).norm() <= close * theirs.norm()
-    dtype_of("float32", torch.device("cuda"))
+    set_precision("float32", torch.device("cuda"))
 
 
 PRODUCTS = [(20, 50, 784, 10), (15, 50, 784, 200), (15, 50, 200, 62), (3, 7, 13, 5), (1, 300, 65, 70), (150, 9, 90, 12)]
@@ -293,10 +295,10 @@ PRODUCTS = [(20, 50, 784, 10), (15, 50, 784, 200), (15, 50, 200, 62), (3, 7, 13,
 @pytest.mark.parametrize(("dtype", "close"), [("float32", 3e-6), ("tf32", 2e-3), ("bf16", 1e-2)])
 @pytest.mark.parametrize("sizes", PRODUCTS, ids=str)
 def test_products_of_lanes_are_those_of_torch(sizes, dtype, close):
-    from fedabml.engine.autotune import dtype_of
+    from fedabml.engine.autotune import set_precision
 
     lanes, rows, length, outs = sizes
-    kind = dtype_of(dtype, torch.device("cuda")).network
+    kind = set_precision(dtype, torch.device("cuda")).network
     g = torch.Generator().manual_seed(0)
     x = torch.randn(lanes, rows, length, generator=g).cuda().to(kind)
     vector = torch.randn(lanes, outs * length + outs + 2, generator=g).cuda().to(kind)  # as weights lie in practice
@@ -316,7 +318,7 @@ def test_products_of_lanes_are_those_of_torch(sizes, dtype, close):
         assert own.dtype == kind and own.shape == exact.shape
         assert (own.double() - exact).norm() <= close * exact.norm()
     assert ours[2].is_contiguous()  # as the weights
-    dtype_of("float32", torch.device("cuda"))
+    set_precision("float32", torch.device("cuda"))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ class Repeated(programs.Captured):
 def graphs(monkeypatch):
     monkeypatch.setattr(programs, "Captured", Repeated)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
-    monkeypatch.setattr(policy, "DEFAULT", policy.Policy(normalised_bytes=0))  # a GPU takes samples where they lie
+    monkeypatch.setattr(policy, "DEFAULT", policy.Policy(normalized_bytes=0))  # a GPU takes samples where they lie
 
 
 def simulation(sizes, algorithm, capture, seed=0):
@@ -111,7 +111,7 @@ def test_a_resumed_run_goes_on_as_if_uninterrupted(graphs, name, hyper, mode):
 
 def test_long_rounds_and_long_phases_are_cut(graphs, monkeypatch):
     plain = simulation(EVEN, make("fedavg"), False)
-    monkeypatch.setattr(policy, "DEFAULT", policy.Policy(normalised_bytes=0, round_steps=1, graph_steps=3))
+    monkeypatch.setattr(policy, "DEFAULT", policy.Policy(normalized_bytes=0, round_steps=1, graph_steps=3))
     cut = simulation(EVEN, make("fedavg"), True)
     for sim in (plain, cut):
         sim.run(2)

@@ -61,7 +61,7 @@ def test_a_client_more_in_a_round_takes_the_memory_of_its_adapter(train):
         scores[clients] = peak(lambda: evaluate(setup.cohort, simulation.theta, simulation.kept_for))
     frozen = sum(tensor.nbytes for tensor in setup.input_spec.network.constants.values())
     for peaks in (rounds, scores):
-        assert (peaks[LANES] - peaks[1]) / (LANES - 1) < 2 * setup.lane < frozen / 10
+        assert (peaks[LANES] - peaks[1]) / (LANES - 1) < 2 * setup.lane_bytes < frozen / 10
 
 
 @pytest.mark.parametrize("name", ["fedabml", "ditto", "scaffold"])

@@ -26,9 +26,9 @@ from fedabml.engine.executor import Executor
 from fedabml.engine.rounds import Simulation, run_round
 from fedabml.engine.samples import Data
 from fedabml.engine.workers import ChunkLimit, fit_in_memory
-from fedabml.evaluation.scoring import Entry, evaluate_after
+from fedabml.evaluation.scoring import TrainedRun, evaluate_after
 from fedabml.runs.folder import Folder
-from tests.cli.command import MOST
+from tests.cli.command import MAX_WAIT
 from tests.tiers import nightly_but
 
 SIZES = (9, 20, 14, 7, 31, 4, 12, 8)
@@ -96,7 +96,7 @@ def test_the_chunk_is_halved_until_it_fits(monkeypatch, caplog, name):
 @pytest.mark.parametrize("name", nightly_but({"local"}, ["fedabml", "local"]))
 def test_so_it_is_when_clients_are_scored(monkeypatch, caplog, name):
     plain = train(algorithm=make(name), eval_every=1)
-    device = Device(monkeypatch, 3, scoring, "personalise_after")
+    device = Device(monkeypatch, 3, scoring, "personalize_after")
     found = train(algorithm=make(name), eval_every=1)
     assert len(_of_memory(caplog)) == 2 and device.sizes[:3] == [8, 4, 2] and set(device.sizes[2:]) == {2}
     for a, b in zip(plain.history, found.history, strict=True):
@@ -247,9 +247,9 @@ def test_runs_side_by_side(monkeypatch, caplog):
         assert line["round"] == 1
         torch.testing.assert_close(a.shared["mean"], b.shared["mean"])
     copies = [s.cohort.using(FedAvg(personal_epochs=1)) for s in sims]
-    Device(monkeypatch, 2, scoring, "personalise_after")
+    Device(monkeypatch, 2, scoring, "personalize_after")
     epochs = copies[0].algorithm.personal_epochs
-    entries = [Entry(c, s.theta, s.kept_for) for c, s in zip(copies, sims, strict=True)]
+    entries = [TrainedRun(c, s.theta, s.kept_for) for c, s in zip(copies, sims, strict=True)]
     (scores,) = evaluate_after((epochs,), entries, prior=epochs)
     assert [s.summary["clients_scored"] for s in scores] == [8, 8]
     assert [s.cohort.chunk for s in sims] == [2, 2]  # a copy with other options has the same device
@@ -368,7 +368,7 @@ gc.collect()
 Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
 before = resident("VmRSS:")
 sim.step()
-print(json.dumps([estimator, s, (resident("VmHWM:") - before) / lanes, setup.lane]))
+print(json.dumps([estimator, s, (resident("VmHWM:") - before) / lanes, setup.lane_bytes]))
 """
 
 
@@ -380,7 +380,7 @@ def test_the_memory_of_a_client_is_known_to_a_factor_of_two(model, lanes):
     cases = [("none", 1), ("weight", 2), ("local", 1), ("local", 2), ("flipout", 2)]
     words = [sys.executable, "-c", PEAK, model, str(lanes), json.dumps(cases)]
     tight = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # what is freed is given back
-    done = subprocess.run(words, capture_output=True, text=True, timeout=MOST, env=os.environ | tight)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=MAX_WAIT, env=os.environ | tight)
     assert done.returncode == 0, done.stderr[-2000:]
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(estimator, s) for estimator, s, *_ in found] == cases
@@ -403,7 +403,7 @@ def test_samples_on_the_host_give_the_same_run(monkeypatch, task, local):
     words = {"rounds": 2, "participation": 0.5, "epochs": 2, "batch_size": 8, "device": "cpu", "eval_every": 1}
     runs, moved, real = [], [], Data._moved
     monkeypatch.setattr(
-        policy, "DEFAULT", policy.Policy(normalised_bytes=local)
+        policy, "DEFAULT", policy.Policy(normalized_bytes=local)
     )  # normalised once for all epochs, or on the way
     monkeypatch.setattr(Data, "_moved", lambda self, index: moved.append(len(index)) or real(self, index))
     for large in (False, True):

@@ -137,8 +137,8 @@ def test_products_on_arm_are_torch_s_own_but_for_bfloat16_s(fed, monkeypatch, ar
             setup = fedabml.prepare(fed, "cnn", make("fedavg"), dtype=dtype, backend="vmap", device="cpu")
             assert switch.on == (wanted or not arm)
             other = "float32" if wanted else "bf16"
-            autotune.dtype_of(other, torch.device("cpu"))
-            Lanes.of(setup.cohort, {}, [0])
+            autotune.set_precision(other, torch.device("cpu"))
+            Lanes.after_round(setup.cohort, {}, [0])
             assert switch.on == (wanted or not arm)
         assert switch.on and not process._onednn_off
 

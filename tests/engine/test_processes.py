@@ -27,7 +27,7 @@ from fedabml.experiments.tune import tune
 from fedabml.files.sealed import read_tensors
 from fedabml.runs.folder import Folder
 from fedabml.runs.train import _agreed
-from tests.cli.command import MOST, run
+from tests.cli.command import MAX_WAIT, run
 from tests.engine import many
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ def start(processes, *words, folder=None, launcher=()):
 
 def finish(processes, *words, folder=None, code=0, launcher=()):
     process = start(processes, *words, folder=folder, launcher=launcher)
-    out, err = process.communicate(timeout=MOST)
+    out, err = process.communicate(timeout=MAX_WAIT)
     assert process.returncode == code, (out, err)
     return out, err
 
@@ -82,7 +82,7 @@ def test_states_travel_as_bits():
 def test_a_fingerprint_sees_one_bit(dtype):
     one = {"a": torch.randn(1000, dtype=dtype), "b": torch.tensor(0.1, dtype=dtype)}
     other = {"a": one["a"].clone(), "b": torch.nextafter(one["b"], torch.tensor(1.0, dtype=dtype))}
-    of = lambda s: checkpoint.fingerprint(s, dtype, torch.device("cpu")).tolist()
+    of = lambda s: checkpoint.state_checksum(s, dtype, torch.device("cpu")).tolist()
     assert of(one) == of({k: v.clone() for k, v in one.items()}) != of(other)
     assert all(v == int(v) and 0 <= v < 65536 for v in of(one)) and of({}) == [0, 0, 0, 0]
 
@@ -175,7 +175,7 @@ def round_saved(run):
 
 
 def wait_for_round(process, run, round):
-    end = time.monotonic() + MOST
+    end = time.monotonic() + MAX_WAIT
     while round_saved(run) < round:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < end
@@ -215,7 +215,7 @@ def test_a_killed_process_stops_the_others_and_resume_goes_on(tmp_path):
     for rank, round in ((1, 4), (0, 16)):
         wait_for_round(process, tmp_path / "my run", round)
         os.kill(workers(process)[rank], signal.SIGKILL)
-    out, err = process.communicate(timeout=MOST)
+    out, err = process.communicate(timeout=MAX_WAIT)
     assert process.returncode and not (tmp_path / "my run/summary.json").exists()
     assert str(ROOT / "fedabml") not in err  # no traceback but torchrun's own
     first, second = re.findall("^Stopped.*", err, re.MULTILINE)
@@ -234,7 +234,7 @@ def test_they_speak_with_one_voice(tmp_path):
     process = start(2, "-m", "fedabml", *TRAIN, "--out", "run", folder=tmp_path)
     wait_for_round(process, tmp_path / "run", 3)
     process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=MOST)
+    _, err = process.communicate(timeout=MAX_WAIT)
     said = re.findall("^Stopped[.] (?:Round [0-9]+ of 40|Every finished round) is saved", err, re.MULTILINE)
     assert len(said) == 1 and err.count("To go on") == 1, err
     for words, said in (([*TRAIN, "--out", "run"], "already holds a run"), (["train", "--flag"], "No such option")):
@@ -251,7 +251,7 @@ def test_process_0_has_the_last_word_if_it_takes_it(two_of_us, monkeypatch):
     monkeypatch.setattr(distributed, "rank_and_size", lambda: (int(threading.current_thread().name[-3]), 2))
     first, second = (ThreadPoolExecutor(1, f"process {rank}") for rank in range(2))  # named "process 1_0"
     with first, second:
-        waits = second.submit(distributed.should_report, "late", MOST)
+        waits = second.submit(distributed.should_report, "late", MAX_WAIT)
         time.sleep(0.1)
         assert not waits.done()
         assert first.submit(distributed.should_report, "late").result() is True

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.cli.command import MOST
+from tests.cli.command import MAX_WAIT
 
 SCRIPT = """
 import json, sys
@@ -38,7 +38,7 @@ print(json.dumps({"peak": peak_memory(), "drawn": lines}))
 @pytest.mark.nightly
 def test_a_million_clients(tmp_path):
     words = [sys.executable, "-W", "error", "-c", SCRIPT, "1000000", str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=MOST)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=MAX_WAIT)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["drawn"] == {"fedabml": [100, 100], "ditto": [100, 100]}
@@ -78,7 +78,7 @@ def test_what_a_hundred_thousand_clients_keep_takes_no_memory(tmp_path):
     for way in ("memory", "file"):
         words = [sys.executable, "-c", KEPT, way, str(tmp_path)]
         given_back = os.environ | {"MALLOC_TRIM_THRESHOLD_": "131072"}  # or a process keeps what it has freed
-        done = subprocess.run(words, capture_output=True, text=True, timeout=MOST, env=given_back)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=MAX_WAIT, env=given_back)
         assert done.returncode == 0, done.stderr[-2000:]
         found[way] = json.loads(done.stdout.splitlines()[-1])
     grown = {way: words.pop("grown") for way, words in found.items()}

@@ -19,9 +19,9 @@ from fedabml import FedABML, FedAvg, GaussianNoise, InputError, rng
 from fedabml.algorithms import make
 from fedabml.algorithms.hyper import hyper
 from fedabml.engine import autotune as backend
-from fedabml.engine.autotune import Way, backend_of, chunk_of, device_of, lane_bytes
+from fedabml.engine.autotune import Execution, choose_backend, chunk_of, device_of, lane_bytes
 from fedabml.engine.checkpoint import Checkpoint
-from fedabml.engine.client import _flagged, client_round, personalise, personalise_after, predict
+from fedabml.engine.client import _flagged, client_round, personalize, personalize_after, predict
 from fedabml.engine.executor import Executor, padding, segments
 from fedabml.engine.label_level import label_offset
 from fedabml.engine.lanes import Lanes
@@ -211,10 +211,8 @@ def test_label_level_by_hand():
     fed = fedabml.Federation.from_arrays([(np.zeros((4, 1), np.float32), np.array([0, 0, 2, 0]))] * 2, classes=3)
     cohort = simulate(fed, "mlr", FedABML(label_alpha=0.5), rounds=0).cohort
     expected = np.log(np.array([3.5, 0.5, 1.5]) / 5.5)
-    np.testing.assert_allclose(
-        Lanes.of(cohort, cohort.algorithm.init(cohort.network.initial, cohort.network.layout), [1]).offset[0].numpy(),
-        expected,
-    )
+    shared = cohort.algorithm.init(cohort.network.initial, cohort.network.layout)
+    np.testing.assert_allclose(Lanes.after_round(cohort, shared, [1]).offset[0].numpy(), expected)
     assert np.exp(expected).sum() == pytest.approx(1)
     one = label_offset(cohort.algorithm, type(cohort.site([0]))(*(t[0] for t in cohort.site([0]))))
     np.testing.assert_allclose(one.numpy(), expected)
@@ -226,8 +224,8 @@ def test_label_level_by_hand():
 def test_predictions_of_many_rows_are_cut_in_pieces_and_joined():
     fed = federation("mlr", (4, 300, 129))
     cohort = simulate(fed, "mlr", FedAvg(lr=0.1), rounds=0).cohort
-    lanes = Lanes.of(cohort, {"mean": cohort.network.initial}, [0, 1, 2])
-    models = personalise(lanes, {})
+    lanes = Lanes.after_round(cohort, {"mean": cohort.network.initial}, [0, 1, 2])
+    models = personalize(lanes, {})
     outputs = predict(lanes, models, [fed.train[c] for c in range(3)]).split([4, 300, 129], 1)
     for c, out in enumerate(outputs):
         assert out.shape == (1, len(fed.train[c]), 3)
@@ -245,7 +243,7 @@ def test_personalising_on_the_way_is_personalising_anew(backend, sizes, monkeypa
     epochs, anew, taken = (0, 1, 2, 5), [], []
     for many in epochs:
         other = cohort.using(dataclasses.replace(cohort.algorithm, personal_epochs=many))
-        anew.append(personalise(Lanes.of(other, shared, [0, 1, 2]), {}))
+        anew.append(personalize(Lanes.after_round(other, shared, [0, 1, 2]), {}))
     honest = cohort.executor.run
 
     def count(name, step, inputs, plan, steps):
@@ -253,7 +251,9 @@ def test_personalising_on_the_way_is_personalising_anew(backend, sizes, monkeypa
         return honest(name, step, inputs, plan, steps)
 
     monkeypatch.setattr(cohort.executor, "run", count)
-    for one, other in zip(personalise_after(Lanes.of(cohort, shared, [0, 1, 2]), {}, epochs), anew, strict=True):
+    for one, other in zip(
+        personalize_after(Lanes.after_round(cohort, shared, [0, 1, 2]), {}, epochs), anew, strict=True
+    ):
         for a, b in zip(one, other, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
     steps = sum(-(-n // 5) for n in sizes)  # of an epoch
@@ -385,11 +385,11 @@ def test_a_plan_is_its_definition_whether_or_not_the_fewest_samples_are_known(si
 @pytest.mark.parametrize("sizes", [(6, 6, 6), (6, 2, 5)])
 def test_rows_of_clients_are_theirs_and_padding(sizes):
     fed = federation("mlr", sizes)
-    tables = simulate(fed, "mlr", rounds=0).cohort.tables
+    tensors = simulate(fed, "mlr", rounds=0).cohort.client_tensors
     for width in (6, 9, 18):
         own = [*(fed.train[i] for i in (2, 0)), np.arange(width)]
-        assert torch.equal(tables.rows(torch.tensor([2, 0]), width), torch.as_tensor(padded(own))[:2])
-    assert tables.sizes(torch.tensor([2, 0])).tolist() == [sizes[2], sizes[0]]
+        assert torch.equal(tensors.rows(torch.tensor([2, 0]), width), torch.as_tensor(padded(own))[:2])
+    assert tensors.sizes(torch.tensor([2, 0])).tolist() == [sizes[2], sizes[0]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -449,11 +449,11 @@ def test_backends_and_devices_by_name():
     linear, conv = Network(nn.Linear(2, 2)), Network(nn.Conv2d(1, 1, 3))
     row, image = torch.zeros(2, 2), torch.zeros(2, 1, 4, 4)
     for network, x in ((linear, row), (conv, image)):
-        assert backend_of("auto", network, x, cpu)[0].backend in ("vmap", "loop")
-        assert backend_of("auto", network, x, torch.device("cuda")) == (Way("vmap", 1), "")
-    assert backend_of("loop", linear, row, cpu)[0].backend == "loop"
+        assert choose_backend("auto", network, x, cpu)[0].backend in ("vmap", "loop")
+        assert choose_backend("auto", network, x, torch.device("cuda")) == (Execution("vmap", 1), "")
+    assert choose_backend("loop", linear, row, cpu)[0].backend == "loop"
     with pytest.raises(fedabml.InputError, match="Did you mean 'vmap'"):
-        backend_of("vmapp", linear, row, cpu)
+        choose_backend("vmapp", linear, row, cpu)
     assert device_of("cpu") == cpu
     for name in ("gpu7", "meta"):
         with pytest.raises(fedabml.InputError, match=r"[Dd]evice"):
@@ -463,40 +463,40 @@ def test_backends_and_devices_by_name():
 def test_the_faster_way_is_found_once_and_remembered(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDABML_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    times = {Way("vmap", 2): 3.0, Way("vmap", 1): 3.5, Way("loop", 2): 1.4, Way("loop", 1): 1.2}
-    times |= {Way("loop", 2, channels_last=True): 1.1, Way("loop", 1, channels_last=True): 1.0}
+    times = {Execution("vmap", 2): 3.0, Execution("vmap", 1): 3.5, Execution("loop", 2): 1.4, Execution("loop", 1): 1.2}
+    times |= {Execution("loop", 2, channels_last=True): 1.1, Execution("loop", 1, channels_last=True): 1.0}
     ran = []
     monkeypatch.setattr(backend._Trial, "seconds", lambda trial, way: (ran.append(way), times[way])[1])
     conv, image, cpu = Network(nn.Conv2d(1, 1, 3)), torch.rand(2, 1, 5, 5), torch.device("cpu")
-    assert backend_of("auto", conv, image, cpu) == (Way("loop", 1, channels_last=True), "") and set(ran) == set(times)
-    times |= {Way("vmap", 2): 1.02, Way("vmap", 1): 1.0}  # a tie goes to the batched program, and to threads
+    one_by_one = Execution("loop", 1, channels_last=True)
+    assert choose_backend("auto", conv, image, cpu) == (one_by_one, "") and set(ran) == set(times)
+    times |= {Execution("vmap", 2): 1.02, Execution("vmap", 1): 1.0}  # a tie: the batched program, in threads
     ran.clear()
-    assert backend_of("auto", conv, image, cpu) == (Way("loop", 1, channels_last=True), "") and not ran
+    assert choose_backend("auto", conv, image, cpu) == (one_by_one, "") and not ran
     with monkeypatch.context() as elsewhere:  # another processor, that shares this home
         elsewhere.setattr(backend, "hardware", lambda device: "Another CPU @ 1 GHz")
-        assert backend_of("auto", conv, image, cpu) == (Way("vmap", 2), "") and ran
+        assert choose_backend("auto", conv, image, cpu) == (Execution("vmap", 2), "") and ran
     ran.clear()
-    assert (
-        backend_of("auto", conv, image, cpu) == (Way("loop", 1, channels_last=True), "") and not ran
-    )  # both are remembered
-    assert backend_of("auto", Network(nn.Conv2d(1, 2, 3)), image, cpu) == (Way("vmap", 2), "") and ran  # another model
-    assert backend_of("loop", conv, image, cpu) == (
-        Way("loop", 1, channels_last=True),
+    assert choose_backend("auto", conv, image, cpu) == (one_by_one, "") and not ran  # both are remembered
+    other_model = Network(nn.Conv2d(1, 2, 3))
+    assert choose_backend("auto", other_model, image, cpu) == (Execution("vmap", 2), "") and ran
+    assert choose_backend("loop", conv, image, cpu) == (
+        Execution("loop", 1, channels_last=True),
         "",
     )  # chosen by name, with threads of its own
     (tmp_path / "cache" / "backends.json").write_text("{ broken")
-    assert backend_of("auto", conv, image, cpu) == (Way("vmap", 2), "")
+    assert choose_backend("auto", conv, image, cpu) == (Execution("vmap", 2), "")
     (tmp_path / "cache" / "backends.json").write_text('{"a": ["vmap", 0], "b": 3, "c": ["loop", "x"]}')
-    assert backend_of("auto", conv, image, cpu) == (Way("vmap", 2), "")
+    assert choose_backend("auto", conv, image, cpu) == (Execution("vmap", 2), "")
     monkeypatch.setenv("FEDABML_CACHE", str(tmp_path / "cache" / "backends.json" / "no folder"))
-    assert backend_of("auto", conv, image, cpu) == (Way("vmap", 2), "")
+    assert choose_backend("auto", conv, image, cpu) == (Execution("vmap", 2), "")
 
 
 def test_the_trial_runs_in_every_way():
     trial = backend._Trial(Network(nn.Linear(2, 2)), torch.zeros(2, 2))
     for name in ("vmap", "loop"):
         for workers in (1, 2):
-            assert trial.seconds(Way(name, workers)) > 0
+            assert trial.seconds(Execution(name, workers)) > 0
 
 
 class Viewing(nn.Module):
@@ -539,7 +539,7 @@ def test_a_large_network_is_tried_on_less(monkeypatch):
     monkeypatch.setattr(backend, "SLOW", 0)
     trial.fit()
     assert (trial.lanes, trial.times, len(trial.x)) == (4, 1, 8) and trial.name == name
-    assert trial.seconds(Way("vmap", 2)) > 0
+    assert trial.seconds(Execution("vmap", 2)) > 0
 
 
 class Branching(nn.Module):
@@ -913,7 +913,9 @@ def test_batches_without_padding_need_no_mask_and_give_the_same_bits(monkeypatch
             with monkeypatch.context() as patch:
                 if not known:
                     patch.setattr(Lanes, "unpadded", False)
-                lanes = Lanes.of(setup.cohort, setup.cohort.algorithm.init(setup.cohort.network.initial, None), [0])
+                lanes = Lanes.after_round(
+                    setup.cohort, setup.cohort.algorithm.init(setup.cohort.network.initial, None), [0]
+                )
                 assert lanes.unpadded == (known and name in ("even", "small"))
                 sim = Simulation(setup.cohort)
                 sim.run(8)  # long enough for recorded steps
@@ -946,7 +948,7 @@ def test_the_step_size_decays_with_the_rounds():
     assert torch.equal(decayed.shared["mean"], resumed.shared["mean"])
     # A client's own steps are no round: they keep their size.
     plain = simulate(fed, "mlr", one, rounds=0)
-    models = [personalise(Lanes.of(s.cohort, decayed.shared, [0, 1], 2), {}).mean for s in (plain, decayed)]
+    models = [personalize(Lanes.after_round(s.cohort, decayed.shared, [0, 1], 2), {}).mean for s in (plain, decayed)]
     assert torch.equal(*models)
 
 

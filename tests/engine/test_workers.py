@@ -19,7 +19,7 @@ from fedabml.engine.rounds import Simulation
 from fedabml.engine.workers import map_in_threads
 from fedabml.errors import InputError
 from fedabml.evaluation.scoring import evaluate
-from tests.cli.command import MOST
+from tests.cli.command import MAX_WAIT
 from tests.tiers import nightly_but
 
 
@@ -29,7 +29,7 @@ def test_results_come_in_order_from_several_threads():
     def work(i):
         names.add(threading.get_ident())
         if i < 2:
-            both.wait(MOST)  # the first two are at work at once, so there are two threads
+            both.wait(MAX_WAIT)  # the first two are at work at once, so there are two threads
         if i == 0:
             time.sleep(0.02)  # and the first ends later, most of the time
         return i, torch.is_grad_enabled(), torch.get_num_threads()
@@ -62,7 +62,7 @@ def test_one_alone_waits_for_those_who_share_and_they_for_it():
         with gate.shared():
             order.append(f"{name} in")
             inside.set()
-            wait.wait(MOST)
+            wait.wait(MAX_WAIT)
             order.append(f"{name} out")
 
     def trace():
@@ -75,17 +75,17 @@ def test_one_alone_waits_for_those_who_share_and_they_for_it():
     go = threading.Event()
     first = threading.Thread(target=sharing, args=("a", go))
     first.start()
-    assert inside.wait(MOST)
+    assert inside.wait(MAX_WAIT)
     tracer = threading.Thread(target=trace)
     tracer.start()
     time.sleep(0.05)
     assert order == ["a in"]  # it waits
     go.set()
-    assert alone.wait(MOST)
+    assert alone.wait(MAX_WAIT)
     second = threading.Thread(target=sharing, args=("b", go))
     second.start()
     for thread in (first, tracer, second):
-        thread.join(MOST)
+        thread.join(MAX_WAIT)
     assert order == ["a in", "a out", "alone in", "alone out", "b in", "b out"]
 
 
@@ -131,14 +131,14 @@ def test_threads_change_nothing(fed, name, backend):
 @pytest.mark.slow
 def test_a_resumed_run_shares_its_clients_out_as_before(fed, tmp_path, monkeypatch):
     words = {"participation": 0.8, "epochs": 1, "batch_size": 8, "model_options": {"hidden": (4,)}, "backend": "vmap"}
-    from fedabml.engine.autotune import Way
+    from fedabml.engine.autotune import Execution
     from fedabml.runs import prepare as run
 
     asked = []
-    monkeypatch.setattr(run, "backend_of", lambda *args: (asked.append(args), (Way("vmap", 2), ""))[1])
+    monkeypatch.setattr(run, "choose_backend", lambda *args: (asked.append(args), (Execution("vmap", 2), ""))[1])
     whole = fedabml.train(fed, "mlp", rounds=2, out=tmp_path / "a", **words)
     fedabml.train(fed, "mlp", rounds=1, out=tmp_path / "b", **words)
-    monkeypatch.setattr(run, "backend_of", lambda *args: (Way("vmap", 1), ""))
+    monkeypatch.setattr(run, "choose_backend", lambda *args: (Execution("vmap", 1), ""))
     resumed = fedabml.train(fed, "mlp", rounds=2, out=tmp_path / "b", resume=True, **words)
     assert resumed.config["workers"] == whole.config["workers"] == 2
     for key, value in whole.prior.shared.items():
@@ -148,7 +148,7 @@ def test_a_resumed_run_shares_its_clients_out_as_before(fed, tmp_path, monkeypat
 @pytest.mark.slow
 def test_a_resumed_run_has_the_threads_and_the_image_layout_that_it_began_with(tmp_path, monkeypatch):
     """Products of torch's own threads round in another way, and so do convolutions of images channels-last."""
-    from fedabml.engine.autotune import Way
+    from fedabml.engine.autotune import Execution
     from fedabml.runs import prepare as run
 
     g = np.random.default_rng(0)
@@ -158,7 +158,7 @@ def test_a_resumed_run_has_the_threads_and_the_image_layout_that_it_began_with(t
     words |= {"backend": "loop", "evaluate": False}
 
     def train(folder, rounds, threads, channels_last, resume=False):
-        monkeypatch.setattr(run, "backend_of", lambda *args: (Way("loop", 1, channels_last), ""))
+        monkeypatch.setattr(run, "choose_backend", lambda *args: (Execution("loop", 1, channels_last), ""))
         torch.set_num_threads(threads)
         return fedabml.train(fed, "cnn", make("fedavg"), rounds=rounds, out=tmp_path / folder, resume=resume, **words)
 

@@ -24,7 +24,7 @@ from fedabml.evaluation.client_scores import BINS, calibration, classification_s
 from fedabml.evaluation.measures import of_large
 from fedabml.evaluation.scoring import clients_to_score, evaluate
 from fedabml.experiments.search import measured
-from fedabml.runs.outputs import output_columns
+from fedabml.runs.prediction_columns import output_columns
 
 CLIENTS, CLASSES = 4, 5
 

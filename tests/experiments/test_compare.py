@@ -23,14 +23,14 @@ from fedabml.cli.compare import fitting, width
 from fedabml.errors import InputError
 from fedabml.experiments import runner
 from fedabml.experiments.cell import Cell, Result, Score
-from fedabml.experiments.compare import Request, compare, configs
+from fedabml.experiments.compare import ComparisonRequest, compare, configs
 from fedabml.experiments.comparison_tables import decision_grid, decision_notes, explained, grid
 from fedabml.experiments.progress import CellProgress
 from fedabml.experiments.ranking import make
 from fedabml.experiments.runner import Callbacks
 from fedabml.files.sealed import parse_sealed, write_json
 from fedabml.runs.config import RunConfig
-from tests.cli.command import MOST, run
+from tests.cli.command import MAX_WAIT, run
 from tests.report.test_browser import CHROMIUM, tour
 
 pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
@@ -266,14 +266,14 @@ def test_a_curve_of_a_regression_counts_clients_of_few_rows_as_the_table_does(tm
 def test_to_watch_changes_no_number_and_unwatched_cells_keep_their_identity(watched, whole, tmp_path):
     run("compare", *SMALL, *WATCHED, "--out", "plain", "--quiet")
     assert (tmp_path / "plain/clients.csv").read_text() == (watched / "clients.csv").read_text()
-    plain = Request.read(tmp_path / "plain")
+    plain = ComparisonRequest.read(tmp_path / "plain")
     assert [cell.curve for cell in plain.cells()] == [()] * 6
     assert {json.loads(line)["identity"] for line in lines(tmp_path / "plain")} == {
-        Cell("", cell.config).identity for cell in Request.read(watched).cells()
+        Cell("", cell.config).identity for cell in ComparisonRequest.read(watched).cells()
     }
     assert "<h3>Accuracy per round</h3>" not in read_page(whole[0]) and "<h3>Who holds what" in read_page(whole[0])
     late = configs(["local"], {"rounds": 5, "eval_every": 5})
-    assert [cell.curve for cell in Request.of(late, 1).cells()] == [()]  # the last round is scored anyway
+    assert [cell.curve for cell in ComparisonRequest.of(late, 1).cells()] == [()]  # the last round is scored anyway
 
 
 def test_a_watched_comparison_is_resumed_as_it_is(watched, idle, tmp_path):
@@ -510,7 +510,7 @@ def test_the_smallest_gap_that_a_table_sees():
 def test_the_bar_counts_every_cell_once():
     cells = [Cell("local", RunConfig(rounds=10, seed=seed)) for seed in range(2)]
     with CellProgress("x", quiet=True) as board:
-        assert cells[0].work == 10 + (5 + 1) / (0.1 * 5)  # every client's five epochs and its predictions
+        assert cells[0].estimated_rounds == 10 + (5 + 1) / (0.1 * 5)  # every client's five epochs and its predictions
         board.start(cells, 3)
         board.round(cells, 4)
         assert (board.total, board.finished, board.left) == (5, 3, 2 * (6 + 12))
@@ -526,7 +526,7 @@ def test_time_left_counts_scoring(capsys, monkeypatch):
     cell = Cell(
         "local", RunConfig(rounds=10, participation=0.5, epochs=2), ({**slow, "personal_epochs": 0}, slow, fast)
     )
-    assert cell.work == 10 + (3 + 1) + (5 + 1)
+    assert cell.estimated_rounds == 10 + (3 + 1) + (5 + 1)
     with CellProgress("x") as board:
         board.start([cell])
         for seconds, rounds in ((50.0, 5), (100.0, 10), (300.0, 15.0)):
@@ -548,20 +548,22 @@ def test_the_same_again_runs_nothing(finished, idle):
         assert [(finished / name).read_text() for name in names] == before
     run("compare", *SMALL, "--algorithms", "local,fedabml", "--seeds", "2,0", "--out", finished, "--resume", "--quiet")
     assert [(finished / name).read_text() for name in names] == before  # what is named less is not forgotten
-    assert len(Request.read(finished).rows) == 3
+    assert len(ComparisonRequest.read(finished).rows) == 3
 
 
 def test_a_comparison_of_before_keeps_the_default_step_sizes_of_then(tmp_path):
     rows = configs(["fedabml", "ditto"], {"clients": 8, "fedabml": {"lr": 0.2}})
-    content = Request.of(rows, 1).to_dict()
+    content = ComparisonRequest.of(rows, 1).to_dict()
     write_json(tmp_path / "comparison.json", content)
-    assert Request.read(tmp_path).rows["ditto"].hyper == {}
+    assert ComparisonRequest.read(tmp_path).rows["ditto"].hyper == {}
     del content["defaults"]
     write_json(tmp_path / "comparison.json", content)
-    fedabml, ditto = (config.algorithm_object() for config in Request.read(tmp_path).rows.values())
+    fedabml, ditto = (config.algorithm_object() for config in ComparisonRequest.read(tmp_path).rows.values())
     assert (fedabml.lr, fedabml.personal_lr, fedabml.personal_epochs) == (0.2, None, 5)
     assert (ditto.lr, ditto.personal_lr, ditto.personal_epochs) == (0.03, None, 0)
-    more = Request.of(configs(["ditto", "local"], {"clients": 8}), 1).joined(Request.read(tmp_path), tmp_path, True)
+    more = ComparisonRequest.of(configs(["ditto", "local"], {"clients": 8}), 1).joined(
+        ComparisonRequest.read(tmp_path), tmp_path, True
+    )
     local = more.rows["local"].algorithm_object()
     assert (len(more.rows), local.lr, local.personal_lr) == (3, 0.03, None)
 
@@ -618,7 +620,7 @@ def test_killed_in_the_middle_and_resumed_is_the_same_table(tmp_path):
         [sys.executable, "-m", "fedabml", *map(str, words), "--quiet", "--out", out], cwd=tmp_path, env=env
     )
     process, path = start("parts"), tmp_path / "parts" / "cells.jsonl"
-    end = time.monotonic() + MOST
+    end = time.monotonic() + MAX_WAIT
     while not (path.exists() and len(path.read_bytes().splitlines()) >= 3):
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.005)
@@ -627,7 +629,7 @@ def test_killed_in_the_middle_and_resumed_is_the_same_table(tmp_path):
     assert not (tmp_path / "parts/table.md").exists()
     path.write_bytes(path.read_bytes()[:-7])  # as if the kill had come in the middle of a line
     again, other = start("parts"), start("whole")
-    assert again.wait(MOST) == other.wait(MOST) == 0
+    assert again.wait(MAX_WAIT) == other.wait(MAX_WAIT) == 0
     parts, whole = (grid_of(tmp_path / name) for name in ("parts", "whole"))
     assert parts == whole and len(lines(tmp_path / "parts")) == 6
 
@@ -784,20 +786,20 @@ def test_each_algorithm_has_its_own_table(tmp_path, monkeypatch):
         "[fedabml]\nlam = 0.5\n[fedavg-ft]\nlr = 0.07\n[ditto]\nlam = 0.1\n"
     )
     run("compare", "--config", "run.toml", "--set", "fedabml.k=2", "--batch-size", 20, "--quiet")
-    saved = Request.read(tmp_path / "here")
+    saved = ComparisonRequest.read(tmp_path / "here")
     assert saved.seeds == (0, 2) and saved.setting.batch_size == 20 and saved.setting.eval_every == 3
     hyper = {label: config.hyper for label, config in saved.rows.items()}
     assert hyper == {"fedabml": {"lr": 0.02, "lam": 0.5, "k": 2}, "fedavg-ft": {"lr": 0.07}, "local": {"lr": 0.02}}
     command = json.loads((tmp_path / "here/comparison.json").read_text())["command"]
     run(*shlex.split(command)[1:-1], "again", "--quiet")  # the command it tells makes the same comparison
-    assert Request.read(tmp_path / "again") == saved
+    assert ComparisonRequest.read(tmp_path / "again") == saved
     assert (tmp_path / "again/clients.csv").read_text() == (tmp_path / "here/clients.csv").read_text()
 
 
 def test_a_preset_lies_under_flags(tmp_path):
     words = ["--preset", "paper", "--clients", 8, "--model", "mlr", "--rounds", 1, "--set", "fedprox.mu=0.1"]
     run("compare", *words, "--algorithms", "fedprox,ditto", "--seeds", 1, "--out", "run", "--quiet")
-    saved = Request.read(tmp_path / "run")
+    saved = ComparisonRequest.read(tmp_path / "run")
     assert (saved.setting.rounds, saved.setting.participation, saved.setting.epochs) == (1, 0.1, 5)
     assert saved.rows["fedprox"].hyper["mu"] == 0.1 and saved.rows["ditto"].hyper["lam"] == 0.75
     assert "lam=0.75" in run("train", "--preset", "paper", "--algorithm", "ditto", "--dry-run").stdout
@@ -827,7 +829,7 @@ def test_regression_on_a_table_from_anywhere(tmp_path, monkeypatch):
 
 def test_seeds_are_written_as_they_are_requested():
     for seeds, flag in (((0, 1, 2), "3"), ((0, 3, 7), "0,3,7"), ((4,), "4,"), ((0,), "1")):
-        assert f"--seeds {flag} " in Request(configs(["local"]), seeds).command(Path("out"))
+        assert f"--seeds {flag} " in ComparisonRequest(configs(["local"]), seeds).command(Path("out"))
 
 
 # -- from Python ------------------------------------------------

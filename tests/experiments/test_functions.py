@@ -16,7 +16,7 @@ from fedabml.algorithms.hyper import hyper
 from fedabml.errors import InputError
 from fedabml.experiments import functions
 from fedabml.experiments.progress import CellProgress, Stopped
-from fedabml.experiments.study import fingerprint
+from fedabml.experiments.study import module_hash
 from tests.cli.command import run
 
 pytestmark = [pytest.mark.usefixtures("one_thread_here"), pytest.mark.slow]
@@ -204,14 +204,14 @@ def test_what_a_notebook_shows_is_escaped_and_has_no_weights(tmp_path):
 
 def test_the_identity_of_a_module_is_its_weights():
     a, b = nn.Linear(3, 2), nn.Linear(3, 2)
-    assert fingerprint(a) == fingerprint(a) != fingerprint(b)
-    assert fingerprint(nn.Sequential(a)) != fingerprint(a)
+    assert module_hash(a) == module_hash(a) != module_hash(b)
+    assert module_hash(nn.Sequential(a)) != module_hash(a)
 
 
 def test_the_identity_of_a_module_of_torch_is_that_of_earlier_versions():
     module = nn.Sequential(nn.Linear(2, 1), nn.ReLU())
     nn.init.ones_(module[0].weight), nn.init.zeros_(module[0].bias)
-    assert fingerprint(module)[:16] == "b6f4bbf8bea0b449"
+    assert module_hash(module)[:16] == "b6f4bbf8bea0b449"
 
 
 NET = """
@@ -231,7 +231,7 @@ def test_the_identity_of_a_module_is_its_code_too():
     def made(text, scale=1):  # a class without a file, as a notebook has it
         space = {"__name__": "notebook"}
         exec(text, space)
-        return fingerprint(space["Net"](scale))
+        return module_hash(space["Net"](scale))
 
     first = made(NET)
     assert made("\n\n" + NET + "x = 1\n") == first, "lines around a class are no part of it"

@@ -178,7 +178,7 @@ def test_real_cells(tmp_path):
     assert not fine.scores[0].clients  # every client's own score is kept where there is a single option
     assert fine.facts["bytes_up"] > 0 and fine.facts["partition_hash"] and fine.facts["split"] == "test"
     assert "diverged" in lost.error and not lost.scores and lost.facts["partition_hash"] == fine.facts["partition_hash"]
-    assert {1, 2} <= set(rounds) and max(rounds) == pytest.approx(calm.work)
+    assert {1, 2} <= set(rounds) and max(rounds) == pytest.approx(calm.estimated_rounds)
     again = []
     execute([calm, wild], Ledger(ledger.path), Callbacks(done=again.append))
     assert not again  # one that diverged is finished, too

@@ -133,7 +133,10 @@ def test_a_cell_that_diverges_is_a_result_and_costs_the_others_nothing(tmp_path)
     assert [r.error is None for r in found] == [True, False, True]
     assert "diverged" in found[1].error and not found[1].scores
     assert found[0].scores[0].summary["accuracy"] == run(cells[:1], tmp_path / "alone")[0].scores[0].summary["accuracy"]
-    assert rounds[:2] == [(3, 1), (3, 2)] and rounds[-1] == (3, pytest.approx(cells[0].work))  # trained, scored
+    assert rounds[:2] == [(3, 1), (3, 2)] and rounds[-1] == (
+        3,
+        pytest.approx(cells[0].estimated_rounds),
+    )  # trained, scored
     personal = [cell("fedavg-ft", lr=0.05, personal=({"personal_epochs": 3, "personal_lr": 1e307},)), cell("fedavg-ft")]
     wrong, right = run(personal, tmp_path / "personal")
     assert "Personalising diverged" in wrong.error and right.error is None
@@ -153,14 +156,18 @@ def test_scoring_is_reported_by_parts_and_never_backwards(tmp_path):
     rounds, new = one.config.rounds, one.config.clients // 2
     after = reported[rounds:]
     assert reported[:rounds] == list(range(1, rounds + 1)) and after == sorted(after)
-    assert len(after) == 2 * 2 * 2 * new and after[-1] == pytest.approx(one.work)  # two sizes, two draws, two ways
+    assert len(after) == 2 * 2 * 2 * new and after[-1] == pytest.approx(
+        one.estimated_rounds
+    )  # two sizes, two draws, two ways
     first, second = after[new - 1] - rounds, after[2 * new - 1] - after[new - 1]
     assert first == pytest.approx(2 * second)  # three epochs and predictions, one and predictions
     reported.clear()
     first, second = runner._part_callbacks(one, [1, 3], reported.append)
     for part, share in ((first, 0.5), (first, 1.0), (second, 0.5), (second, 0.1), (second, 1.0)):  # one is repeated
         part(share)
-    assert reported == pytest.approx([rounds + part * (one.work - rounds) for part in (1 / 8, 1 / 4, 5 / 8, 5 / 8, 1)])
+    assert reported == pytest.approx(
+        [rounds + part * (one.estimated_rounds - rounds) for part in (1 / 8, 1 / 4, 5 / 8, 5 / 8, 1)]
+    )
 
 
 def test_cells_of_other_folders_are_not_run_again(tmp_path):

@@ -41,7 +41,7 @@ def test_a_search_leaves_out_clients_of_few_rows_as_pages_do(large, value, who):
     }
     result = Result.of(Result("[{}]", "fedavg", {}, [Score({}, summary, {})]).line())
     trial = search.trial(0, search.start, [result], key)
-    assert (trial.value, trial.rank, trial.who, trial.base) == (value, (value, -0.5), who, (0.3, 0.7))
+    assert (trial.value, trial.rank, trial.scored_clients, trial.base) == (value, (value, -0.5), who, (0.3, 0.7))
     tuned = Tuned({"fedavg": [trial]}, key, None)
     assert tuned.decided_by == (f"{key} of clients {who}" if who else key) and tuned.base == (0.3, 0.7)
 
@@ -54,7 +54,7 @@ def test_a_search_of_a_regression_counts_all_clients_as_cells_of_before_do(left_
     clients = [{"rmse": [1.0 + far, 1.25 + far]} for far in (0.0, 9.0)]
     one, worse = (Result("", "fedavg", {}, [Score({}, summary, each)]) for each in clients)
     trial = search.trial(0, search.start, [one], "rmse")
-    assert (trial.value, trial.rank, trial.who, trial.base) == (1.0, (-1.0, -2.0), "", (3.0, 4.0))
+    assert (trial.value, trial.rank, trial.scored_clients, trial.base) == (1.0, (-1.0, -2.0), "", (3.0, 4.0))
     assert Tuned({"fedavg": [trial]}, "rmse", None).decided_by == "rmse"
     worse.scores[0].clients["rmse"][0] = 10.5
     assert "rmse is 1.0000" in _clear_loss("rmse", worse, one)  # the mean of the clients that are compared

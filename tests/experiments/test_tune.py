@@ -244,13 +244,13 @@ def test_a_trial_with_a_seed_that_diverged_has_the_worst_rank():
 def test_time_left_of_a_search_counts_what_each_of_its_cells_takes():
     cell = Cell("fedavg", SMALL.with_changes(algorithm="fedavg"))
     with SearchProgress(quiet=True) as board:
-        board.expect([cell.work, cell.work, 30.0], 1)
-        assert (board.total, board.finished, board.rounds) == (3, 1, cell.work + 30)
+        board.expect([cell.estimated_rounds, cell.estimated_rounds, 30.0], 1)
+        assert (board.total, board.finished, board.rounds) == (3, 1, cell.estimated_rounds + 30)
         board.round([cell], 1)
-        assert board.left == cell.work - 1 + 30
-        board.round([cell], cell.work)
-        assert board.left == 30 and board.rounds == cell.work + 30
-        board.round([cell], cell.work + 1)  # one of a group that takes longer
+        assert board.left == cell.estimated_rounds - 1 + 30
+        board.round([cell], cell.estimated_rounds)
+        assert board.left == 30 and board.rounds == cell.estimated_rounds + 30
+        board.round([cell], cell.estimated_rounds + 1)  # one of a group that takes longer
         assert board.left == 30
 
 

@@ -77,7 +77,8 @@ def test_the_readme_has_three_commands_and_the_fingerprint(server, contents):
         "after every 10 rounds",
     ):
         assert words in text
-    assert archive.fingerprint(server.ca_certificate.read_bytes()) in text and server.settings.address in text
+    fingerprint = archive.certificate_fingerprint(server.ca_certificate.read_bytes())
+    assert fingerprint in text and server.settings.address in text
 
 
 def test_a_folder_of_the_same_archive_is_kept_and_that_of_another_is_refused(server, tmp_path):

@@ -642,7 +642,7 @@ def test_a_transport_that_ends_ends_the_coordinator(tmp_path):
 def test_two_coordinators_do_not_share_a_folder(tmp_path, monkeypatch):
     server, sites = set_up(tmp_path)
     monkeypatch.setattr(leading, "LOCK_WAIT", 0.5)
-    with leading._alone(server), pytest.raises(InputError, match="Another process"):
+    with leading._exclusive_access(server), pytest.raises(InputError, match="Another process"):
         lead(server, Wire(server, sites))
 
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from fedabml import InputError, algorithms, load_posterior
-from fedabml.engine.client import client_round, initial_kept, personalise
+from fedabml.engine.client import client_round, initial_kept
+from fedabml.engine.client import personalize as personalize_lanes
 from fedabml.engine.lanes import Lanes
 from fedabml.engine.setting import Cohort
 from fedabml.federation import personal
@@ -14,7 +15,7 @@ from fedabml.federation.kept import KeptVersions
 from fedabml.federation.personal import kept_state, personalize
 from fedabml.federation.site_data import load
 from fedabml.files.sealed import read_json, write_json
-from fedabml.runs import site as site_report
+from fedabml.runs import compare_at_site as site_report
 from tests.cli.command import run
 from tests.federation.start import ID, frame, make_site, make_sites
 
@@ -123,13 +124,13 @@ def test_kept_state_is_used_where_there_is_one(tmp_path, algorithm):
     assert all(torch.equal(value, kept[name]) for name, value in kept_state(sites["a"], prior).items())
     posterior = personalize(sites["a"], device="cpu")
     fed = load(sites["a"], card)
-    lanes = Lanes.of(Cohort(card.setting(fed, 0), card.place()), card.initial_shared(), [0])
+    lanes = Lanes.after_round(Cohort(card.setting(fed, 0), card.place()), card.initial_shared(), [0])
     with torch.no_grad():
-        expected = personalise(lanes, {name: value.unsqueeze(0) for name, value in kept.items()})
+        expected = personalize_lanes(lanes, {name: value.unsqueeze(0) for name, value in kept.items()})
     assert all(torch.equal(a, b[0]) for a, b in zip(posterior.q, expected, strict=True))
     fresh = personalize(sites["a"], use_kept=False)
     with torch.no_grad():
-        begun = personalise(lanes, initial_kept(lanes))
+        begun = personalize_lanes(lanes, initial_kept(lanes))
     assert all(torch.equal(a, b[0]) for a, b in zip(fresh.q, begun, strict=True))
 
 

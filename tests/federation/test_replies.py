@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from fedabml.federation import replies
-from fedabml.federation.messages import Order, clean
-from fedabml.federation.replies import Limits, check_update, outliers, seconds_of
+from fedabml.federation.messages import Order, printable
+from fedabml.federation.replies import ReplyLimits, check_update, outliers, seconds_of
 
 ORDER = Order("train", "a" * 32, "b" * 64, "one", 0, 1, 1, "c" * 32)
 
@@ -51,8 +51,8 @@ def test_an_honest_site_among_others_with_the_same_data_is_no_outlier():
 
 def test_an_update_of_no_elements_is_none():
     like = {"mean": torch.zeros(0)}
-    assert check_update({"mean": torch.zeros(0)}, Limits(), like) is None
-    assert check_update({}, Limits(), {}) is None
+    assert check_update({"mean": torch.zeros(0)}, ReplyLimits(), like) is None
+    assert check_update({}, ReplyLimits(), {}) is None
 
 
 def test_times_of_a_site_are_numbers_of_known_names():
@@ -78,7 +78,7 @@ def test_times_of_a_site_are_numbers_of_known_names():
     ],
 )
 def test_texts_of_strangers_are_cleaned(text, expected):
-    assert clean(text) == expected
+    assert printable(text) == expected
 
 
 def test_a_reply_repeats_what_identifies_its_order():

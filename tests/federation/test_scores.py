@@ -47,7 +47,7 @@ def test_scores_are_those_of_the_simulator_and_training_has_the_same_bits(tmp_pa
     for number, site in enumerate(sites.values()):
         cohort = Cohort(card.setting(load(site, card), number), card.place())
         shared = card.initial_shared()
-        kept = initial_kept(Lanes.of(cohort, shared, [0]))
+        kept = initial_kept(Lanes.after_round(cohort, shared, [0]))
         summary = evaluate(cohort, shared, lambda _, kept=kept: kept, "test", 0).summary
         mine = site_scores(cohort, shared, kept, 0)
         assert mine == {"rows": 12, **{n: pytest.approx(summary[n], rel=1e-3) for n in ("accuracy", "nll")}}

@@ -10,7 +10,7 @@ from fedabml.errors import InputError
 from fedabml.federation import keys, pids
 from fedabml.federation.events import read_events
 from fedabml.federation.folders import Member, ServerFolder, SiteFolder
-from fedabml.federation.logs import clean, last_line, log_of, tail
+from fedabml.federation.logs import last_line, log_of, one_line, tail
 from fedabml.federation.run_keeper import RUN_FILE
 from fedabml.federation.settings import Settings, SiteSettings
 from fedabml.federation.status import read, read_site
@@ -288,4 +288,4 @@ def test_the_state_follows_rounds_and_failures(supervised):
 
 # -- words ----------------------------------------------------------------------------------------------------------
 def test_clean_is_short_and_printable():
-    assert clean("a\tb\nc\x1b[0m") == "a b c [0m" and len(clean("x" * 10**6)) == 300 and clean(7) == "7"
+    assert one_line("a\tb\nc\x1b[0m") == "a b c [0m" and len(one_line("x" * 10**6)) == 300 and one_line(7) == "7"

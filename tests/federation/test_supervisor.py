@@ -14,7 +14,7 @@ from fedabml.federation import pids
 from fedabml.federation.supervisor import Backoff, supervisor_of
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST = 300  # seconds to wait for an event: a loaded machine may take very long
+MAX_WAIT = 300  # seconds to wait for an event: a loaded machine may take very long
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -69,7 +69,7 @@ def start(tmp_path):
 
 def until(condition, what="an event"):
     """Wait until a condition holds, and return its value."""
-    end = time.monotonic() + MOST
+    end = time.monotonic() + MAX_WAIT
     while time.monotonic() < end:
         if value := condition():
             return value
@@ -104,7 +104,7 @@ def test_sigterm_ends_everything_and_reaps_it(tmp_path, start):
     members = [record(tmp_path / "run", "one", state="running").identity, *family(tmp_path / "run")]
     assert all(map(pids.alive, members)) and pids.alive(supervisor_of(tmp_path / "run"))
     supervisor.send_signal(signal.SIGTERM)
-    assert supervisor.wait(MOST) == 0, supervisor.stderr.read()
+    assert supervisor.wait(MAX_WAIT) == 0, supervisor.stderr.read()
     assert not any(map(pids.alive, members))
     assert {each.state for each in pids.records(tmp_path / "run/pids")} == {"stopped"}
     assert supervisor_of(tmp_path / "run") is None
@@ -151,7 +151,7 @@ def test_a_second_supervisor_is_refused_and_harms_nothing(tmp_path, start):
     start({"name": "one", "command": SLEEP})
     child = record(tmp_path / "run", "one", state="running").identity
     second = start({"name": "one", "command": SLEEP})
-    assert second.wait(MOST) == 1 and "Another process is at work" in second.stderr.read()
+    assert second.wait(MAX_WAIT) == 1 and "Another process is at work" in second.stderr.read()
     assert pids.alive(child)
 
 
@@ -220,7 +220,7 @@ def test_the_end_is_in_order_and_does_not_wait_for_ever(tmp_path, start):
         record(tmp_path / "run", name, state="running")
         until((tmp_path / name).exists, f"the trap of {name}")
     supervisor.send_signal(signal.SIGINT)
-    assert supervisor.wait(MOST) == 0, supervisor.stderr.read()
+    assert supervisor.wait(MAX_WAIT) == 0, supervisor.stderr.read()
     assert (tmp_path / "ended").read_text().split() == ["second", "first"]
     assert pids.read_record(tmp_path / "run/pids/deaf.json").last_exit == "signal SIGKILL"
 

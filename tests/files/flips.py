@@ -29,7 +29,7 @@ from fedabml.data.sources import _checked
 from fedabml.engine import autotune
 from fedabml.errors import InputError
 from fedabml.experiments import paper, request
-from fedabml.experiments.compare import Request, _recorded_refusals, page
+from fedabml.experiments.compare import ComparisonRequest, _recorded_refusals, page
 from fedabml.experiments.ledger import Ledger
 from fedabml.files import paths, sealed
 from fedabml.report.read import read_layers, read_runs
@@ -103,7 +103,7 @@ def build(place: Path) -> dict[str, tuple[Path, Callable[[], Any]]]:
         "configuration": (a_run / "config.json", lambda: saved_config(a_run)),
         "history of a resumed run": (a_run / "metrics.jsonl", lambda: Folder(a_run)._history(3)),
         "cells": (table / "cells.jsonl", lambda: Ledger(table / "cells.jsonl").results),
-        "comparison": (table / "comparison.json", lambda: Request.read(table)),
+        "comparison": (table / "comparison.json", lambda: ComparisonRequest.read(table)),
         "table": (table / "table.json", lambda: _recorded_refusals(table / "table.json")),
         "search": (search / "tune.json", lambda: request.read(search, "tune")),
         "reproduction": (place / "toy/reproduce.json", lambda: request.read(place / "toy", "reproduce")),

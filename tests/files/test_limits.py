@@ -27,7 +27,7 @@ from fedabml.files.sealed import read_tensors, write_tensors
 from fedabml.models import build, with_weights
 from fedabml.runs.config import RunConfig, parse_set, read_toml
 from fedabml.vectors import Network
-from tests.cli.command import MOST, SMALL, run
+from tests.cli.command import MAX_WAIT, SMALL, run
 
 pytestmark = pytest.mark.usefixtures("one_thread_here")
 DEEP, DIGITS = "[" * 5000 + "]" * 5000, "9" * 10_000
@@ -355,7 +355,7 @@ def test_names_that_are_not_utf8_become_readable(tmp_path):
     out = os.fsdecode(b"run\xff")
     program = [sys.executable, "-m", "fedabml", "train", "--data", "own", *SMALL[2:], "--out", out]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
-    found = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, timeout=MOST)
+    found = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, timeout=MAX_WAIT)
     assert found.returncode == 0, found.stderr
     assert "\\xff\\xfe" in (tmp_path / out / "clients.csv").read_text()
     assert "\\xff\\xfe" in (tmp_path / out / "report.html").read_text()
@@ -371,7 +371,7 @@ def test_strange_memories_of_backends_are_measured_anew(tmp_path, monkeypatch, c
     else:
         write(file, content.replace("%s", "0123 vmap|loop"))
     assert autotune._read_choices(file) == {}
-    way, _ = autotune.backend_of("auto", Network(torch.nn.Linear(3, 2)), torch.zeros(8, 3), torch.device("cpu"))
+    way, _ = autotune.choose_backend("auto", Network(torch.nn.Linear(3, 2)), torch.zeros(8, 3), torch.device("cpu"))
     assert way.workers <= autotune.LANES
 
 

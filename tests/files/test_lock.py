@@ -13,7 +13,7 @@ from fedabml.errors import InputError
 from fedabml.files import paths
 from fedabml.files.paths import folder_lock
 from tests.cli.command import SMALL
-from tests.cli.test_process import ENV, MOST, TRAIN, finish, start, wait_for_round
+from tests.cli.test_process import ENV, MAX_WAIT, TRAIN, finish, start, wait_for_round
 
 HOLD = """
 import sys
@@ -88,7 +88,7 @@ def test_the_lock_ends_with_the_process(tmp_path):
         with pytest.raises(InputError, match="Another process"), folder_lock(tmp_path):
             pass
         process.send_signal(signal.SIGKILL)
-        process.wait(MOST)
+        process.wait(MAX_WAIT)
         with folder_lock(tmp_path):
             pass
 
@@ -97,7 +97,7 @@ def test_the_lock_ends_with_the_process(tmp_path):
 @pytest.mark.nightly
 def test_of_two_runs_started_at_once_in_one_folder_one_runs(tmp_path):
     pair = [start(tmp_path, *TRAIN[:-1], seed, "--out", "run", "--quiet") for seed in (1, 2)]
-    said = [process.communicate(timeout=MOST)[1] for process in pair]
+    said = [process.communicate(timeout=MAX_WAIT)[1] for process in pair]
     codes = [process.returncode for process in pair]
     assert sorted(codes) == [0, 2], said
     loser = said[codes.index(2)]
@@ -118,7 +118,7 @@ def test_nobody_else_works_in_the_folder_of_a_run_until_it_is_dead(tmp_path):
             code, _, error = finish(tmp_path, *others, *more, "--out", "run")
             assert code == 2 and "Another process is at work in 'run'" in error, error
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=MOST)
+        process.communicate(timeout=MAX_WAIT)
     done = wait_for_round(process, tmp_path / "run", 2)
     assert finish(tmp_path, "train", "--resume", "--out", "run", "--rounds", str(done + 1), "--quiet")[0] == 0
 
@@ -128,7 +128,7 @@ def test_a_run_whose_folder_is_taken_away_stops_and_does_not_bring_it_back(tmp_p
     with start(tmp_path, *TRAIN, "--rounds", "4000", "--out", "run", "--quiet") as process:
         wait_for_round(process, tmp_path / "run", 2)
         (tmp_path / "run").rename(tmp_path / "elsewhere")
-        _, error = process.communicate(timeout=MOST)
+        _, error = process.communicate(timeout=MAX_WAIT)
     assert process.returncode == 2 and "was removed or replaced" in error
     assert not (tmp_path / "run").exists()
     assert (tmp_path / "elsewhere/config.json").exists()

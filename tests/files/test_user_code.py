@@ -9,10 +9,11 @@ from torch import nn
 
 import fedabml
 from fedabml import algorithms, models
-from fedabml.algorithms import REGISTRY
+from fedabml.algorithms import REGISTRY, register_user_algorithm
 from fedabml.errors import InputError
 from fedabml.experiments.functions import _algorithm
 from fedabml.files.user_code import code_of_class, read_user_code, refuse_other_code
+from fedabml.models import register_user_network
 
 FILE = """
 from __future__ import annotations
@@ -62,11 +63,11 @@ none = lambda: None
 @pytest.fixture
 def file(tmp_path, monkeypatch):
     monkeypatch.setattr(algorithms, "REGISTRY", REGISTRY)
-    before = dict(REGISTRY), dict(models.OWN)
+    before = dict(REGISTRY), dict(models.USER_NETWORKS)
     path = tmp_path / "mine.py"
     path.write_text(FILE)
     yield path
-    for registry, content in zip((REGISTRY, models.OWN), before, strict=True):
+    for registry, content in zip((REGISTRY, models.USER_NETWORKS), before, strict=True):
         registry.clear()
         registry.update(content)
     for name in [name for name in sys.modules if name.startswith("fedabml_user_code_")]:
@@ -74,27 +75,27 @@ def file(tmp_path, monkeypatch):
 
 
 def test_an_algorithm_is_registered_under_its_own_name(file):
-    assert algorithms.named(f"{file}:Damped") == "Damped"
+    assert register_user_algorithm(f"{file}:Damped") == "Damped"
     made = algorithms.make("Damped", damping=0.25)
     assert made.damping == 0.25 and algorithms.name_of(made) == "Damped"
     assert algorithms.digest_of(made) == {"Damped": read_user_code(f"{file}:Damped").digest}
     assert algorithms.digest_of(fedabml.FedAvg()) == {}
-    assert algorithms.named("fedavg") == "fedavg"
+    assert register_user_algorithm("fedavg") == "fedavg"
 
 
 def test_a_changed_file_is_another_class_with_another_digest(file):
     first = read_user_code(f"{file}:Damped")
     assert read_user_code(f"{file}:Damped").value is first.value
-    algorithms.named(f"{file}:Damped")
+    register_user_algorithm(f"{file}:Damped")
     file.write_text(FILE.replace("0.5, 1.0", "0.1, 1.0"))
     second = read_user_code(f"{file}:Damped")
     assert second.value is not first.value and second.digest != first.digest
-    algorithms.named(f"{file}:Damped")
+    register_user_algorithm(f"{file}:Damped")
     assert REGISTRY["Damped"].kind is second.value
 
 
 def test_a_network_gets_shape_and_outputs_where_it_has_such_parameters(file):
-    assert models.named(f"{file}:Net") == "Net" and models.named(f"{file}:fixed") == "fixed"
+    assert register_user_network(f"{file}:Net") == "Net" and register_user_network(f"{file}:fixed") == "fixed"
     net = models.build("Net", (8, 8), 10, width=5)
     assert net[1].weight.shape == (5, 64) and net[3].weight.shape == (10, 5)
     again = models.build("Net", (8, 8), 10, width=5)
@@ -104,21 +105,25 @@ def test_a_network_gets_shape_and_outputs_where_it_has_such_parameters(file):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "says"),
+    ("register", "name", "says"),
     [
-        (algorithms, "Nothing", "has no 'Nothing'. It defines: Damped, Bare"),
-        (algorithms, "Net", "must be a subclass of fedabml.Algorithm; it is the class Net"),
-        (algorithms, "number", "must be a subclass of fedabml.Algorithm; it is an object of type int"),
-        (algorithms, "Bare", "must be declared with fedabml.algorithms.hyper.hyper"),
-        (algorithms, "Needy", "made without arguments"),
-        (models, "number", "must be a class or function that makes a torch.nn.Module; it is of type int"),
-        (models, "mlp", "the name of a network of fedabml, mlp. Rename it"),
-        (models, "1x", "must have the form FILE.py:NAME"),
+        (register_user_algorithm, "Nothing", "has no 'Nothing'. It defines: Damped, Bare"),
+        (register_user_algorithm, "Net", "must be a subclass of fedabml.Algorithm; it is the class Net"),
+        (register_user_algorithm, "number", "must be a subclass of fedabml.Algorithm; it is an object of type int"),
+        (register_user_algorithm, "Bare", "must be declared with fedabml.algorithms.hyper.hyper"),
+        (register_user_algorithm, "Needy", "made without arguments"),
+        (
+            register_user_network,
+            "number",
+            "must be a class or function that makes a torch.nn.Module; it is of type int",
+        ),
+        (register_user_network, "mlp", "the name of a network of fedabml, mlp. Rename it"),
+        (register_user_network, "1x", "must have the form FILE.py:NAME"),
     ],
 )
-def test_what_cannot_be_used_is_refused_by_name(file, kind, name, says):
+def test_what_cannot_be_used_is_refused_by_name(file, register, name, says):
     with pytest.raises(InputError, match=says) as refusal:
-        kind.named(f"{file}:{name}")
+        register(f"{file}:{name}")
     assert "mine.py" in str(refusal.value)
 
 
@@ -132,20 +137,20 @@ def test_what_cannot_be_used_is_refused_by_name(file, kind, name, says):
     ],
 )
 def test_a_network_that_cannot_be_made_is_refused_by_name(file, name, options, says):
-    models.named(f"{file}:{name}")
+    register_user_network(f"{file}:{name}")
     with pytest.raises(InputError, match=says):
         models.build(name, (8, 8), 10, **options)
 
 
 def test_a_file_that_is_missing_or_broken_is_named(file, tmp_path):
     with pytest.raises(InputError, match=r"There is no file '.*none.py'"):
-        algorithms.named(str(tmp_path / "none.py:A"))
+        register_user_algorithm(str(tmp_path / "none.py:A"))
     file.write_text("import nothing_of_this_name")
     with pytest.raises(InputError, match=r"mine.py' cannot be imported: ModuleNotFoundError.*PYTHONPATH"):
-        algorithms.named(f"{file}:A")
+        register_user_algorithm(f"{file}:A")
     file.write_text("def")
     with pytest.raises(InputError, match="SyntaxError"):
-        algorithms.named(f"{file}:A")
+        register_user_algorithm(f"{file}:A")
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,7 @@ class Session(fedabml.FedAvg):
 
 
 def test_a_class_of_a_session_has_the_digest_of_its_source(file):
-    assert algorithms.named(Session) == "Session" and algorithms.named(fedabml.FedABML) == "fedabml"
+    assert register_user_algorithm(Session) == "Session" and register_user_algorithm(fedabml.FedABML) == "fedabml"
     assert len(code_of_class(Session).digest) == 64
     kind = read_user_code(f"{file}:Damped").value
     assert code_of_class(kind).digest == read_user_code(f"{file}:Damped").digest
@@ -169,16 +174,16 @@ def test_a_class_keeps_the_digest_of_its_file_as_it_was_imported(file):
     assert REGISTRY[name].kind is first.value, "an object is compared with its own class, not with the edited one"
 
 
-@pytest.mark.parametrize(("kind", "name"), [(algorithms, "Damped"), (models, "Net")])
-def test_code_of_another_file_with_the_same_name_is_refused(file, tmp_path, kind, name):
-    kind.named(f"{file}:{name}")
+@pytest.mark.parametrize(("register", "name"), [(register_user_algorithm, "Damped"), (register_user_network, "Net")])
+def test_code_of_another_file_with_the_same_name_is_refused(file, tmp_path, register, name):
+    register(f"{file}:{name}")
     other = tmp_path / "other.py"
     other.write_text(FILE)
-    assert kind.named(f"{other}:{name}") == name, "the same code may be in two places"
+    assert register(f"{other}:{name}") == name, "the same code may be in two places"
     third = tmp_path / "third.py"
     third.write_text(FILE + "# other\n")
     with pytest.raises(InputError, match=rf"third.py:{name}' has the name of '.*:{name}'.*Rename one of them"):
-        kind.named(f"{third}:{name}")
+        register(f"{third}:{name}")
 
 
 def test_two_classes_of_one_name_are_not_compared_as_one(file, tmp_path):
@@ -201,14 +206,14 @@ QUICK = {"rounds": 1, "participation": 1.0, "epochs": 1, "device": "cpu", "backe
 
 def test_a_prior_of_own_code_loads_only_where_it_is_named_again(file, tmp_path, caplog):
     fed = fedabml.federate(fedabml.load("digits"), clients=6)
-    damped = algorithms.make(algorithms.named(f"{file}:Damped"), damping=0.3, personal_epochs=1)
+    damped = algorithms.make(register_user_algorithm(f"{file}:Damped"), damping=0.3, personal_epochs=1)
     run = fedabml.train(fed, f"{file}:Net", damped, **QUICK, model_options={"width": 4}, out=tmp_path / "run")
     prior = tmp_path / "run" / "shared.safetensors"
     x, y = fed.x[fed.train[0]], fed.y[fed.train[0]]
     run.prior.personalize(x, y).save(tmp_path / "posterior.safetensors")
     assert run.config["code"].keys() == {"Damped", "Net"} and run.summary["algorithm"] == "Damped"
     assert math.isfinite(run.summary["nll"])
-    del REGISTRY["Damped"], models.OWN["Net"]  # as in another process
+    del REGISTRY["Damped"], models.USER_NETWORKS["Net"]  # as in another process
     with pytest.raises(InputError, match=r"no model 'Net'.*name its file: FILE.py:Net"):
         fedabml.load_prior(prior)
     with pytest.raises(InputError, match=r"no algorithm 'Damped'.*name its file: FILE.py:Damped"):

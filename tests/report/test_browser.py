@@ -14,7 +14,7 @@ import pytest
 from fedabml.report import write
 from fedabml.report.charts import PAGE, Axis, Series, line_chart
 from fedabml.report.page import Figure, Section, document
-from tests.cli.command import MOST
+from tests.cli.command import MAX_WAIT
 
 MakeRun = Callable[..., Path]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -58,7 +58,7 @@ def visit(page: Path, profile: Path, width: int = 1200, fragment: str = "") -> t
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
     command += [f"--user-data-dir={profile}", f"--window-size={width},900", "--virtual-time-budget=2000"]
     done = subprocess.run(
-        [*command, page.as_uri() + fragment], capture_output=True, text=True, timeout=MOST, check=True
+        [*command, page.as_uri() + fragment], capture_output=True, text=True, timeout=MAX_WAIT, check=True
     )
     root = re.search(r"<html[^>]*>", done.stdout)
     assert root, done.stderr

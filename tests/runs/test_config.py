@@ -11,7 +11,7 @@ from fedabml.algorithms import REGISTRY
 from fedabml.data import datasets, recipe
 from fedabml.errors import InputError
 from fedabml.models import MODELS
-from fedabml.runs.config import RunConfig, names, parse_set, read_toml, stored, to_toml, without_commands
+from fedabml.runs.config import RunConfig, names, parse_set, read_toml, to_toml, upgrade_config, without_commands
 
 
 def test_names_read_from_the_source_are_the_registered_ones():
@@ -198,8 +198,8 @@ def test_keys_of_a_table_beside_other_data_are_refused(data, stray):
     with pytest.raises(InputError, match=r"is for a table .*Leave --[a-z]+-[a-z]+ out\."):
         RunConfig(**data, **stray)
     assert RunConfig(data="t.csv", **stray)
-    assert RunConfig.of(stored(data | stray)) == RunConfig(**data)  # a run of before, where they had no effect
-    assert stored({"data": "t.csv"} | stray) == {"data": "t.csv"} | stray
+    assert RunConfig.of(upgrade_config(data | stray)) == RunConfig(**data)  # a run of before, where they had no effect
+    assert upgrade_config({"data": "t.csv"} | stray) == {"data": "t.csv"} | stray
 
 
 def test_a_dataset_of_classes_is_no_regression():
@@ -210,10 +210,10 @@ def test_a_dataset_of_classes_is_no_regression():
 
 def test_a_stored_dirichlet_is_the_draw_per_client():
     assert RunConfig(partition="dirichlet").partition == "dirichlet-classes"  # the usual draw, for whoever writes it
-    assert RunConfig.of(stored({"partition": "dirichlet"})).partition == "dirichlet-clients"
+    assert RunConfig.of(upgrade_config({"partition": "dirichlet"})).partition == "dirichlet-clients"
     for word in ("auto", "dirichlet-classes", "dirichlet-clients"):
-        assert stored({"partition": word}) == {"partition": word}
-    assert stored({}) == {}
+        assert upgrade_config({"partition": word}) == {"partition": word}
+    assert upgrade_config({}) == {}
 
 
 def test_a_tuned_file_of_before_keeps_its_partition(tmp_path):

@@ -31,18 +31,18 @@ def test_an_estimate_by_hand():
     setup = fedabml.prepare(fed, "mlr", fedabml.FedAvg(personal_epochs=3), **words)
     found = forecast.estimate(setup, scored=2)
     # 4 lanes for 4 steps, then 1 lane for 16: on a CPU a quarter of the cost each.
-    assert found.step > 0 and found.around >= 0
-    assert found.round == pytest.approx(found.around + found.step * (4 + 16 / 4))
-    assert found.personal == pytest.approx(found.around + found.step * (6 + 24 / 4))
+    assert found.step > 0 and found.overhead >= 0
+    assert found.round == pytest.approx(found.overhead + found.step * (4 + 16 / 4))
+    assert found.personal == pytest.approx(found.overhead + found.step * (6 + 24 / 4))
     assert found.predicting == 0 and found.saving > 0 and found.lanes == 4  # there is nothing to predict
     assert found.total == pytest.approx(7 * (found.round + found.saving) + 2 * found.scoring)
-    assert found.padding == 0 and found.short == 0 and found.bytes > 0
-    assert found.most >= found.process > found.bytes
+    assert found.padding == 0 and found.batch_padding == 0 and found.bytes > 0
+    assert found.peak_host_bytes >= found.bytes_before > found.bytes
     # By halves the one long lane would drag others along; a batch of 30 leaves room in the last one.
     other = dataclasses.replace(setup.cohort.algorithm, personal_epochs=0)
     setup = fedabml.prepare(fed, "mlr", other, rounds=1, participation=1.0, epochs=1, batch_size=30, device="cpu")
     found = forecast.estimate(setup, scored=1)
-    assert found.scoring == 0 and found.short == pytest.approx(1 - 160 / (7 * 30))
+    assert found.scoring == 0 and found.batch_padding == pytest.approx(1 - 160 / (7 * 30))
 
 
 def test_steps_and_what_comes_around_them_are_separated(monkeypatch):
@@ -53,13 +53,13 @@ def test_steps_and_what_comes_around_them_are_separated(monkeypatch):
     monkeypatch.setattr(forecast, "SHORT_TRIAL", 10)
     monkeypatch.setattr(forecast, "_trial", lambda setup, fed: (2 * (1.5 + 0.2 * steps(fed)), 2))
     found = forecast.estimate(setup, scored=0)
-    assert (found.step, found.around) == pytest.approx((0.2, 3))
+    assert (found.step, found.overhead) == pytest.approx((0.2, 3))
     assert found.round == pytest.approx(2 * (1.5 + 10 * 0.2)) and found.lanes == 2
     assert found.total == pytest.approx(3 * (found.round + found.saving))
     assert dict(described(setup, found))["a round"] == "7 s, 43 % of it around the steps"
     monkeypatch.setattr(forecast, "SHORT_TRIAL", 0)  # it would take too long
     found = forecast.estimate(setup, scored=0)
-    assert (found.step, found.around) == pytest.approx((1.7, 0))
+    assert (found.step, found.overhead) == pytest.approx((1.7, 0))
 
 
 def with_tests(sizes, tests):

@@ -45,7 +45,7 @@ def test_papers_fedabml_is_algorithm_1_as_printed():
     assert (ours.k, ours.s, ours.lam, ours.personal_epochs) == (5, 5, 1.0, 5)
     assert (ours.prior_step, ours.prior_every, ours.prior_std) == ("euclidean", "batch", "learned")
     assert (ours.label_prior, ours.average, ours.kl_step) == ("none", 0.0, "implicit")
-    assert ours.theta_lr == ours.own_lr == ours.lr == 1e-3
+    assert ours.theta_lr == ours.effective_personal_lr == ours.lr == 1e-3
 
 
 def test_a_dataset_without_a_column_gets_what_is_common():

@@ -13,7 +13,7 @@ from torch import nn
 
 import fedabml
 from fedabml.cli.use import alarm_lines, trust_lines
-from fedabml.data.ranges import LEAST, LEAST_TAIL, Limits
+from fedabml.data.ranges import LEAST, LEAST_TAIL, RangeLimits
 from fedabml.errors import InputError
 from fedabml.evaluation import calibration
 from fedabml.evaluation.density import LEAST_ENTROPY, Strangeness
@@ -203,7 +203,7 @@ def test_a_report_names_what_serves_a_site_best(hospital):
 
 def test_a_report_judges_the_posterior_that_is_written(hospital, monkeypatch):
     prior, rows, _ = hospital
-    monkeypatch.setattr("fedabml.runs.site.ALONE_EPOCHS", (1,))
+    monkeypatch.setattr("fedabml.runs.compare_at_site.ALONE_EPOCHS", (1,))
     options = {"epochs": 3, "lr": 0.05, "batch_size": 20, "class_weights": "1,5"}
     report = fedabml.compare_at_site(prior, rows.head(150), validation=0.4, **options)
     written = prior.personalize(rows.head(150), validation=0.4, **options)
@@ -293,7 +293,7 @@ def test_the_single_limit_of_an_earlier_version_does_what_it_did(posterior):
     """Its highest limit was exceeded by what never was, so such values still raise alarms."""
     tensors, facts = posterior.trust.pack()
     old = {name: value for name, value in facts.items() if name != "raised"}
-    assert Trust.unpack(tensors, old | {"range_limit": 6.0}).range_limits == Limits(6.0)
+    assert Trust.unpack(tensors, old | {"range_limit": 6.0}).range_limits == RangeLimits(6.0)
     assert Trust.unpack(tensors, old | {"range_limit": 690.8}).range_limits.usual < -math.log(LEAST_TAIL)
     assert Trust.unpack(tensors, facts).range_limits == posterior.trust.range_limits
 

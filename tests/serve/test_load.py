@@ -9,7 +9,7 @@ import pytest
 
 from drills.serve_requests import CSV, fuzz
 from fedabml import load_posterior
-from fedabml.runs.outputs import output_columns
+from fedabml.runs.prediction_columns import output_columns
 from tests.serve.running import BEARER, TOKEN, array_posterior, patients, running, table_posterior
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ from fedabml.gaussian import Point
 from fedabml.likelihoods import Categorical
 from fedabml.models import build
 from fedabml.runs.input_spec import InputSpec
-from fedabml.runs.outputs import output_columns
 from fedabml.runs.posterior import Posterior
+from fedabml.runs.prediction_columns import output_columns
 from fedabml.serve.bodies import PARSERS, read_rows
 from fedabml.serve.openapi import description, example_body, example_row
 from fedabml.vectors import Network

@@ -16,7 +16,7 @@ from tests.serve.test_openapi import table
 def test_the_token_is_asked_for_by_the_path_that_is_routed():
     """Older versions of starlette build `url` with the Host header, so a host "a/docs?" made every path open."""
     request = SimpleNamespace(scope={"path": "/predict"}, url=SimpleNamespace(path="/docs"), headers={})
-    with pytest.raises(app.Refusal, match="token"):
+    with pytest.raises(app.RequestRefused, match="token"):
         app._check_caller(request, TOKEN)
     request.scope["path"], request.url.path = "/docs", "/predict"
     app._check_caller(request, TOKEN)

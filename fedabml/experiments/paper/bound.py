@@ -24,13 +24,13 @@ import torch
 from torch import nn
 
 from ...data import Federation
-from ...engine.client import personalise, predict
+from ...engine.client import personalize, predict
 from ...engine.lanes import Lanes
 from ...engine.rounds import Simulation
 from ...gaussian import Gaussian, kl
 from ...models import build
 from ...report.charts import Axis, Series, line_chart
-from ...runs.config import RunConfig, Table
+from ...runs.config import JsonDict, RunConfig
 from ..cell import Cell
 from ..statistics import student_quantile
 from ..study import Study
@@ -47,7 +47,7 @@ MIDDLE, QUICK_MIDDLE = 2**10, 2**8  # n of the sweeps
 ARMS, SWEEPS = ("linear", "network", "wider teacher"), ("width", "depth")
 PARTS = {"d²": "d2", "E_q[ℓ_n]/n": "loss", "KL/n": "kl"}  # what is measured: d², and the parts of Lemma 1
 Fit = tuple[float, float]  # a slope and half of its 95% interval
-Lines = Mapping[str, Sequence[Table]]  # by arm, a record for every setting
+Lines = Mapping[str, Sequence[JsonDict]]  # by arm, a record for every setting
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Teachers(Study):
     def network(self, config: RunConfig, fed: Federation) -> nn.Module:
         return student(self, self.width, config.seed + 1)
 
-    def observe(self, sim: Simulation) -> Table:
+    def observe(self, sim: Simulation) -> JsonDict:
         cohort, everyone = sim.cohort, list(range(CLIENTS))
         rows = [np.concatenate([cohort.fed.test[c], cohort.fed.train[c]]) for c in everyone]
         with torch.no_grad():
-            lanes = Lanes.of(cohort, sim.theta, everyone, sim.round)
-            q = personalise(lanes, {})
+            lanes = Lanes.after_round(cohort, sim.theta, everyone, sim.round)
+            q = personalize(lanes, {})
             f = predict(lanes, q, rows)[..., 0].double().cpu().numpy().reshape(-1, CLIENTS, TEST + self.n)
             prior = Gaussian(sim.theta["mean"], sim.theta["logstd"])
             apart = torch.stack([kl(Gaussian(*lane), prior) for lane in zip(*q, strict=True)]).double().cpu().numpy()
@@ -158,7 +158,7 @@ class Bound(Experiment):
         studies |= {f"wider teacher {n}": Teachers(n, teacher=TEACHER) for n in sizes}
         studies |= {f"width {m}": Teachers(middle, m, 1, TEACHER) for m in (WIDTHS[:3] if quick else WIDTHS)}
         studies |= {f"depth {k}": Teachers(middle, 8, k, TEACHER) for k in (DEPTHS[:2] if quick else DEPTHS)}
-        hyper: Table = {"lr": 0.03, "momentum": 0.9, "lam": 1.0, "nu0": -1.0, "s": 2, "antithetic": True}
+        hyper: JsonDict = {"lr": 0.03, "momentum": 0.9, "lam": 1.0, "nu0": -1.0, "s": 2, "antithetic": True}
         hyper |= {"personal_lr": 0.03, "personal_epochs": 100 if quick else 2000, "predict_samples": 20}
         hyper |= {"prior_std": "learned", "rho_std": 0.3, "posterior_std": "natural", "lr_std": 0.1}
         hyper |= {"average": 0.0, "server_momentum": 0.0, "label_prior": "none"}
@@ -180,7 +180,7 @@ class Bound(Experiment):
         return Findings(_conclusions(fits, rates, lines), sheets, _pictures(lines), table)
 
 
-def _record(arm: str, cells: Sequence[Done]) -> Table:
+def _record(arm: str, cells: Sequence[Done]) -> JsonDict:
     """Return the means over the seeds of a setting, with r_n."""
     study, weights = cells[0].cell.study, cells[0].result.found["weights"]
     assert isinstance(study, Teachers)
@@ -206,7 +206,7 @@ def _rates(fits: Mapping[str, Fit], rates: Mapping[str, float], lines: Lines) ->
     return Sheet("Rates", head, table, notes)
 
 
-def _ratio(record: Table) -> float:
+def _ratio(record: JsonDict) -> float:
     """Return d²/ε_n² of a setting, with δ = 1."""
     return float(record["d2"] / (record["rate"] * math.log(record["n"]) ** 2))
 

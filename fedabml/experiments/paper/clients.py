@@ -22,7 +22,7 @@ from ...engine.lanes import Lanes
 from ...engine.rounds import Simulation
 from ...evaluation.predictions import Prediction
 from ...report.charts import Axis, Series, scatter
-from ...runs.config import RunConfig, Table
+from ...runs.config import JsonDict, RunConfig
 from ..cell import Cell
 from ..study import Study
 from .experiment import Context, Done, Experiment, by_column, by_label
@@ -32,11 +32,11 @@ from .settings import TITLES, person, systems
 
 SHARE = 0.1  # of the clients are strangers, at least two
 DEVIATIONS = 3.0
-MOST = 200  # samples of a client that the server's model looks at
+MAX_SAMPLES = 200  # samples of a client that the server's model looks at
 GROUPS = ("inside", "strangers")
 DETECTION = {"auroc": ("AUROC", 3), "found": ("found %", 0), "false": ("false alarms %", 0)}  # heads and decimals
 # The accuracies of a record: of which training (by all, without the flagged, for them alone), of which group; the head.
-SCORES = {
+ACCURACIES = {
     "inside_before": ("all", "inside", "inside, all train"),
     "inside_without": ("without", "inside", "without the flagged"),
     "strangers_before": ("all", "strangers", "strangers, all train"),
@@ -59,13 +59,14 @@ class Strangers(Study):
         everyone, strange = _mixed(config, self.other)
         return {name: everyone.select(np.flatnonzero(strange == (name == "strangers")).tolist()) for name in GROUPS}
 
-    def observe(self, sim: Simulation) -> Table:
+    def observe(self, sim: Simulation) -> JsonDict:
         """Return the mean entropy of the server's model on every client's training inputs."""
         cohort, prior = sim.cohort, sim.cohort.algorithm.prior(sim.theta)
         assert prior is not None
-        lane, lanes = type(prior)(*(leaf.unsqueeze(0) for leaf in prior)), Lanes.of(cohort, sim.theta, [0], sim.round)
+        lane = type(prior)(*(leaf.unsqueeze(0) for leaf in prior))
+        lanes = Lanes.after_round(cohort, sim.theta, [0], sim.round)
         key = cohort.keys(rng.PREDICT, sim.round, [-1])
-        rows = [cohort.fed.train[client][:MOST] for client in range(cohort.fed.clients)]
+        rows = [cohort.fed.train[client][:MAX_SAMPLES] for client in range(cohort.fed.clients)]
         with torch.no_grad():
             seen = [Prediction.of(outputs(lanes, lane, [inputs], None, key)).entropy.mean() for inputs in rows]
         return {"entropy": [round(float(v), 5) for v in seen]}
@@ -136,7 +137,7 @@ class Clients(Experiment):
                 arms = {label.split()[2]: arm for label, arm in by_label(cells).items()}
                 detected = np.mean([_detection(d, OUTSIDE[column]) for d in arms["all"]], axis=0).tolist()
                 record = {"column": column, "algorithm": name} | dict(zip(DETECTION, detected, strict=True))
-                record |= {key: _accuracy(arms.get(arm, ()), group) for key, (arm, group, _) in SCORES.items()}
+                record |= {key: _accuracy(arms.get(arm, ()), group) for key, (arm, group, _) in ACCURACIES.items()}
                 records.append(record)
                 conclusions.append(
                     f"{TITLES[column]}, {context.name(name)}: entropy separates strangers with AUROC "
@@ -145,7 +146,7 @@ class Clients(Experiment):
                 pictures.append(_entropies(context, column, name, arms["all"][0]))
         percentages = [r | {key: 100 * r[key] for key in ("found", "false")} for r in records]
         heads = {head: (key, digits) for key, (head, digits) in DETECTION.items()}
-        heads |= {head: (key, 2) for key, (_, _, head) in SCORES.items()}
+        heads |= {head: (key, 2) for key, (_, _, head) in ACCURACIES.items()}
         grid = listed(percentages, "", lambda r: f"{TITLES[r['column']]}, {context.named(r)}", heads)
         note = "Accuracies in percent, mean over clients and seeds; a dash where nobody, or only one, was flagged"
         note += ", or runs are missing."

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from ...errors import InputError
 from ...report.charts import Series
-from ...runs.config import RunConfig, Table
+from ...runs.config import JsonDict, RunConfig
 from ...runs.request import command, flags
 from ..cell import Cell, Result
 from ..compare import seeds_flag
@@ -42,7 +42,7 @@ class Request:
     seeds: int | tuple[int, ...] | None = None  # how many, or which
     trials: int | None = None
     dtype: str = "float32"
-    machine: Table = field(default_factory=dict)  # device, data_dir, compile: keys that change no result
+    machine: JsonDict = field(default_factory=dict)  # device, data_dir, compile: keys that change no result
     chosen: tuple[str, ...] = ()  # files of settings that searches chose, one for each column
     grid: tuple[str, ...] = ()  # what searches try, NAME=A,B,C each
     search_seed: int | None = None
@@ -62,7 +62,7 @@ class Request:
         """The trials of every algorithm under the protocol `tuned`."""
         return self.trials or (QUICK_TRIALS if self.quick else TRIALS)
 
-    def to_dict(self) -> Table:
+    def to_dict(self) -> JsonDict:
         """Return the request as reproduce.json keeps it."""
         values = ((f.name, getattr(self, f.name)) for f in fields(self) if f.name != "machine")
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in values}
@@ -75,7 +75,7 @@ class Request:
         saved = read(folder, "reproduce", ("experiment", "run"))
         try:
             machine = saved.pop("run") | {"device": "auto"}
-            content: Table = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
+            content: JsonDict = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
             return cls(**content, machine=machine)
         except TypeError as error:
             raise InputError(f"'{folder / 'reproduce.json'}' is not a request of this version ({error}).") from error
@@ -131,7 +131,7 @@ class Context:
         """Return the name of an algorithm in tables, under the request's protocol."""
         return numbers.name(algorithm, self.request.protocol)
 
-    def named(self, record: Table) -> str:
+    def named(self, record: JsonDict) -> str:
         """Return the name of the algorithm of a record."""
         return self.name(record["algorithm"])
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from ...evaluation.measures import MEASURES
 from ...report.charts import Axis, line_chart
-from ...runs.config import Table
+from ...runs.config import JsonDict
 from ..cell import Cell
 from .experiment import Context, Done, Experiment, by_column
 from .findings import Findings, Mean, Picture, Sheet, band, by, number, pivot, power
@@ -26,12 +26,12 @@ SHARE, SIZES, QUICK_SIZES = 0.8, (5, 10, 25, 50, 100, 500), (4, 8, 16)
 ALONE = 50  # epochs of Local only
 # New clients with few of the embedded digits: one hyperparameter of each method, the best of four values on validation
 # data (docs/research.md). FedAvg+FT, Per-FedAvg and pFedMe are best at their default.
-EMBEDDED_HYPER: dict[str, Table] = {
+EMBEDDED_HYPER: dict[str, JsonDict] = {
     "fedabml": {"label_alpha": 3.0},
     "fedabml-plain": {"personal_lr": 0.01},
     "local": {"personal_lr": 0.1},
 }
-SHOWN = ("accuracy", "nll", "ece")
+SHOWN_MEASURES = ("accuracy", "nll", "ece")
 BY_LABEL, AT_RANDOM = "stratified draws", "random draws"
 
 
@@ -65,7 +65,7 @@ class FewData(Experiment):
                 ]
                 firsts = "; ".join(f"{r['samples']}: {context.named(r)}" for r in best)
                 conclusions.append(f"{TITLES[column]}, {draws}, first in accuracy by the number of samples: {firsts}.")
-                views = [_views(context, drawn, key) for key in SHOWN]
+                views = [_views(context, drawn, key) for key in SHOWN_MEASURES]
                 sheets += [sheet for sheet, _ in views]
                 pictures += [picture for _, picture in views]
             if AT_RANDOM not in by(column_records, "draws"):
@@ -74,24 +74,26 @@ class FewData(Experiment):
         return Findings(conclusions, sheets, pictures, records)
 
 
-def _records(column: str, name: str, cells: Sequence[Done]) -> list[Table]:
+def _records(column: str, name: str, cells: Sequence[Done]) -> list[JsonDict]:
     """Return the records of a system, one for every number of samples and way to draw them."""
     records, by_seed = [], {d.result.seed: {score.on: score for score in d.result.scores} for d in cells}
     for on in dict.fromkeys(on for scores in by_seed.values() for on in scores):  # stored cells may lack random draws
         scores = {seed: scores[on] for seed, scores in by_seed.items() if on in scores}
-        values = {key: {n: math.nan if s.error else s.summary[key] for n, s in scores.items()} for key in SHOWN}
+        values = {
+            key: {n: math.nan if s.error else s.summary[key] for n, s in scores.items()} for key in SHOWN_MEASURES
+        }
         draws = AT_RANDOM if on.endswith(RANDOM) else BY_LABEL
         record = {"column": column, "algorithm": name, "draws": draws, "samples": int(on.removesuffix(RANDOM))}
         records.append(record | {key: Mean(of_seeds) for key, of_seeds in values.items()})
     return records
 
 
-def _views(context: Context, records: Sequence[Table], key: str) -> tuple[Sheet, Picture]:
+def _views(context: Context, records: Sequence[JsonDict], key: str) -> tuple[Sheet, Picture]:
     """Return the table and the picture of a measure against the number of samples, in one column with one draw."""
     measure, column, draws = MEASURES[key], records[0]["column"], records[0]["draws"]
     title, suffix = f"{TITLES[column]}, {draws}", "-random" if draws == AT_RANDOM else ""
 
-    def cell(record: Table) -> str:
+    def cell(record: JsonDict) -> str:
         return number(record[key].times(measure.factor), measure.digits)
 
     grid = pivot(records, "samples", context.named, lambda r: str(r["samples"]), cell)

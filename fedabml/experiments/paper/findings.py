@@ -18,7 +18,7 @@ from ...files.paths import write
 from ...files.sheets import csv_records, frame, html_card, markdown_table
 from ...report import page as layout
 from ...report.charts import LIGHT, PAGE, Series, Theme
-from ...runs.config import Table
+from ...runs.config import JsonDict
 from ...version import __version__
 from ..statistics import SEEDS_TO_TEST, mean
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NONE = "–"
 Grid = tuple[list[str], list[list[str]]]  # the heads and the rows of a table
-Text = Callable[[Table], str]  # of a record
+Text = Callable[[JsonDict], str]  # of a record
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 
@@ -75,11 +75,11 @@ class Picture:
     caption: str
     chart: Callable[..., str]
     series: Sequence[Any]
-    options: Table = field(default_factory=dict)
+    options: JsonDict = field(default_factory=dict)
 
     def draw(self, theme: Theme) -> str:
         """Return the picture as SVG."""
-        options: Table = {"title": self.heading} | self.options
+        options: JsonDict = {"title": self.heading} | self.options
         return self.chart(self.series, theme=replace(theme, height=options.pop("height", theme.height)), **options)
 
 
@@ -93,7 +93,7 @@ class Findings:
     conclusions: Sequence[str]
     sheets: Sequence[Sheet]
     pictures: Sequence[Picture]
-    records: Sequence[Table]
+    records: Sequence[JsonDict]
     title: str = ""  # with the paper's claim and notes: `fedabml.experiments.paper.reproduce` adds them
     claim: str = ""
     notes: Sequence[str] = ()
@@ -124,18 +124,18 @@ def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list
     return groups
 
 
-def by(records: Iterable[Table], key: str) -> dict[Any, list[Table]]:
+def by(records: Iterable[JsonDict], key: str) -> dict[Any, list[JsonDict]]:
     """Group records by one of their values."""
     return grouped(records, lambda record: record[key])
 
 
-def listed(records: Iterable[Table], head: str, name: Text, columns: Mapping[str, tuple[str, int]]) -> Grid:
+def listed(records: Iterable[JsonDict], head: str, name: Text, columns: Mapping[str, tuple[str, int]]) -> Grid:
     """Return a table with a row per record: its name, then the values of the columns, each a key and its decimals."""
     rows = [[name(r), *(number(r[key], digits) for key, digits in columns.values())] for r in records]
     return [head, *columns], rows
 
 
-def pivot(records: Sequence[Table], head: str, name: Text, column: Text, cell: Text) -> Grid:
+def pivot(records: Sequence[JsonDict], head: str, name: Text, column: Text, cell: Text) -> Grid:
     """Return a table with a cell per record, in the row with its name and in its column."""
     table: dict[str, dict[str, str]] = {}
     for record in records:
@@ -217,7 +217,7 @@ def page(findings: Findings, command: str, provenance: Mapping[str, Sequence[Any
     """Return the page of an experiment as one HTML document."""
     sections = [layout.Section(points=findings.conclusions)]
     for sheet in findings.sheets:
-        rows = [layout.Row([layout.Cell(cell) for cell in row]) for row in sheet.rows]
+        rows = [layout.Row([layout.TableCell(cell) for cell in row]) for row in sheet.rows]
         sections.append(layout.Section(sheet.title, tables=[layout.Table(sheet.head, rows)], notes=sheet.notes))
     figures = [layout.Figure(p.heading, p.draw(PAGE), p.caption) for p in findings.pictures]
     sections.append(layout.Section("Figures", figures=figures))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 # What the paper calls the systems, by the names they have here.
-NAMES = {
+SYSTEM_NAMES = {
     "local": "Local only",
     "fedavg": "FedAvg",
     "fedavg-ft": "FedAvg+FT",
@@ -89,7 +89,7 @@ def name(algorithm: str, protocol: str = "paper") -> str:
     if algorithm == "fedabml" and protocol == "tuned":
         return "FedABML + label level"
     if algorithm.endswith(SPARSE):
-        return f"{NAMES[algorithm.removesuffix(SPARSE)]} + sparse label level"
+        return f"{SYSTEM_NAMES[algorithm.removesuffix(SPARSE)]} + sparse label level"
     if algorithm.endswith(LABELS):
-        return f"{NAMES[algorithm.removesuffix(LABELS)]} + label level"
-    return NAMES.get(algorithm, algorithm)
+        return f"{SYSTEM_NAMES[algorithm.removesuffix(LABELS)]} + label level"
+    return SYSTEM_NAMES.get(algorithm, algorithm)

@@ -22,7 +22,7 @@ import numpy as np
 from ...data import Federation
 from ...engine.rounds import Simulation
 from ...report.charts import Axis, Series, scatter
-from ...runs.config import RunConfig, Table
+from ...runs.config import JsonDict, RunConfig
 from ..cell import Cell
 from ..study import Study, dataset
 from .experiment import Context, Done, Experiment
@@ -43,7 +43,7 @@ LOGSTDS = (-3.0, -4.0, -5.0, -6.0, -7.0)
 class Weights:
     """A study that records the server's weights in the end."""
 
-    def observe(self, sim: Simulation) -> Table:
+    def observe(self, sim: Simulation) -> JsonDict:
         return {"weights": sim.shared["mean"].double().cpu().tolist()}
 
 
@@ -97,11 +97,11 @@ class Remarks(Experiment):
         return Findings(conclusions, [Sheet("Differences", head, table, [note])], [_picture(comparisons)], comparisons)
 
 
-def _arms(problem: str, n: int) -> dict[str, tuple[str, Table, int]]:
+def _arms(problem: str, n: int) -> dict[str, tuple[str, JsonDict, int]]:
     """Return by label an algorithm, its hyperparameters and its epochs; Per-FedAvg takes three batches to a step."""
-    common: Table = {"label_prior": "none", "average": 0.0, "server_momentum": 0.0, "prior_every": "batch"}
+    common: JsonDict = {"label_prior": "none", "average": 0.0, "server_momentum": 0.0, "prior_every": "batch"}
     point = common | {"posterior": "point", "prior_step": "amortised", "lr": ALPHA, "prior_lr": BETA}
-    arms: dict[str, tuple[str, Table, int]] = {"amortised": ("fedabml", point, STEPS)}
+    arms: dict[str, tuple[str, JsonDict, int]] = {"amortised": ("fedabml", point, STEPS)}
     for delta in DELTAS:
         arms[f"perfedavg {delta}"] = ("perfedavg", {"lr": BETA, "alpha": ALPHA, "delta": delta}, 3 * STEPS)
     lr = LR if problem == QUADRATIC else BETA
@@ -113,16 +113,16 @@ def _arms(problem: str, n: int) -> dict[str, tuple[str, Table, int]]:
     return {label: (name, {"personal_lr": "none"} | hyper, epochs) for label, (name, hyper, epochs) in arms.items()}
 
 
-def _comparisons(weights: Mapping[str, np.ndarray]) -> list[Table]:
+def _comparisons(weights: Mapping[str, np.ndarray]) -> list[JsonDict]:
     """Return every comparison, and whether it comes out as the remark says: exactly, or in the limit."""
-    comparisons: list[Table] = []
+    comparisons: list[JsonDict] = []
     for problem in (QUADRATIC, LOGISTIC):
         pairs = [("Per-FedAvg, Hessian-free", delta, "amortised", f"perfedavg {delta}") for delta in DELTAS]
         pairs += [("pFedMe", math.exp(nu), f"explicit {nu}", "pfedme") for nu in LOGSTDS]
         for name, value, ours, theirs in pairs:
             a, b = weights[f"{problem} {ours}"], weights[f"{problem} {theirs}"]
             difference, limit_text = float(np.abs(a - b).max() / np.abs(b).max()), f"{LIMITS[name][0]} = {value:.3g}"
-            comparison: Table = {
+            comparison: JsonDict = {
                 "fact": name,
                 "where": problem,
                 "with": limit_text,
@@ -137,13 +137,13 @@ def _comparisons(weights: Mapping[str, np.ndarray]) -> list[Table]:
     return comparisons
 
 
-def _orders(name: str, comparisons: Sequence[Table]) -> list[float]:
+def _orders(name: str, comparisons: Sequence[JsonDict]) -> list[float]:
     """Return the powers of δ or σ with which the difference falls, between neighbouring values."""
     points = sorted((f["value"], f["difference"]) for f in comparisons if f["fact"] == name and f["where"] == LOGISTIC)
     return [math.log(b[1] / a[1]) / math.log(b[0] / a[0]) for a, b in pairwise(points)]
 
 
-def _picture(comparisons: Sequence[Table]) -> Picture:
+def _picture(comparisons: Sequence[JsonDict]) -> Picture:
     """Draw how the differences fall."""
     series = []
     for name, problem in product(LIMITS, (QUADRATIC, LOGISTIC)):

@@ -21,7 +21,7 @@ from typing import Literal, TypedDict, Unpack
 from ...engine.processes import refuse
 from ...errors import InputError
 from ...files.paths import folder_lock
-from ...runs.config import Table
+from ...runs.config import JsonDict
 from ..cell import Cell
 from ..compare import check_seeds
 from ..ledger import Ledger, Unfinished
@@ -34,7 +34,7 @@ from .settings import check, check_grid, keep_chosen, read_chosen
 
 AnyPath = str | os.PathLike[str]
 QUICK = "A quick version, much smaller than the paper's experiment: it shows that things work, not how good they are."
-FREE = ("columns", "algorithms", "seeds", "chosen")  # keys that a later request in the same folder may change
+MAY_CHANGE = ("columns", "algorithms", "seeds", "chosen")  # keys that a later request in the same folder may change
 
 
 class Options(TypedDict, total=False):
@@ -144,7 +144,7 @@ def _context(
             raise InputError(f"'{request.experiment}' has no {choice} to choose from; leave --{choice} out.")
     check_grid(request.grid, request.algorithms or experiment.algorithms)
     chosen = read_chosen(request.chosen)
-    claim(folder, "reproduce", request.to_dict(), begun, FREE, write=mode != "partial" or not begun)
+    claim(folder, "reproduce", request.to_dict(), begun, MAY_CHANGE, write=mode != "partial" or not begun)
     searched = Path(tuning) if tuning else folder / "tune"
     keep_chosen(chosen, searched)
     return Context(request, folder, searched, callbacks, finished, mode)
@@ -196,7 +196,7 @@ def _complete(experiment: Experiment, cells: Sequence[Cell], ledger: Ledger, con
     return [Done(cell, ledger[cell]) for cell in cells if cell.label not in missing]
 
 
-def _provenance(records: Sequence[Table]) -> dict[str, list[str]]:
+def _provenance(records: Sequence[JsonDict]) -> dict[str, list[str]]:
     """Return with what and on what the cells were made, each value once."""
     values = {
         "cells of fedabml": [f"{f['fedabml']} ({f['code']})" if "code" in f else f["fedabml"] for f in records],

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ...report.charts import Axis, line_chart
-from ...runs.config import Table
+from ...runs.config import JsonDict
 from ..cell import Cell
 from .experiment import Context, Done, Experiment, by_label, over_rounds, scored
 from .findings import Findings, Picture, Sheet, grouped, listed
@@ -20,7 +20,7 @@ GRID: dict[str, tuple[float, ...]] = {"lam": (0.001, 0.01, 0.1, 1.0, 10.0), "k":
 QUICK_GRID: dict[str, tuple[float, ...]] = {"lam": (0.01, 1.0, 10.0), "k": (1, 5), "s": (1, 5)}
 SYMBOLS = {"lam": "λ", "k": "k", "s": "s"}
 SEEN = 10  # rounds of the curve: all clients are personalised at each, which takes longer than the rounds between
-SHOWN = {"accuracy %": ("accuracy", 2), "NLL": ("nll", 3)}
+SHOWN_MEASURES = {"accuracy %": ("accuracy", 2), "NLL": ("nll", 3)}
 LITTLE = 1.0  # points of accuracy
 
 
@@ -51,10 +51,12 @@ class Sensitivity(Experiment):
             title, symbol, parameter_records, series = TITLES[column], SYMBOLS[key], [], []
             for label, cells in by_label(swept).items():
                 accuracy, value = scored(cells, "accuracy", 100), label.split()[3]
-                record: Table = {"column": column, "parameter": key, "value": value, "accuracy": accuracy}
+                record: JsonDict = {"column": column, "parameter": key, "value": value, "accuracy": accuracy}
                 parameter_records.append(record | {"half": accuracy.half, "nll": scored(cells, "nll")})
                 series.append(over_rounds(f"{symbol} = {value}", cells, "accuracy"))
-            grid = listed(parameter_records, symbol, lambda r: f"{SYMBOLS[r['parameter']]} = {r['value']}", SHOWN)
+            grid = listed(
+                parameter_records, symbol, lambda r: f"{SYMBOLS[r['parameter']]} = {r['value']}", SHOWN_MEASURES
+            )
             sheets.append(Sheet(f"{title}: {symbol}", *grid))
             caption = "Personal test accuracy after the given round, mean over seeds."
             axes = {"x": Axis("round", "whole"), "y": Axis("accuracy", "percent")}
@@ -71,7 +73,7 @@ def _swept(finished: Done) -> tuple[str, str]:
     return column, key
 
 
-def _matters(symbol: str, records: Sequence[Table]) -> str:
+def _matters(symbol: str, records: Sequence[JsonDict]) -> str:
     """Say whether a hyperparameter matters, by the accuracies of its values."""
     best, worst = max(records, key=lambda r: r["accuracy"]), min(records, key=lambda r: r["accuracy"])
     gap = best["accuracy"] - worst["accuracy"]

@@ -18,7 +18,7 @@ from ...errors import InputError, nearest
 from ...files.limits import MAX_TOML
 from ...files.paths import read_text, write
 from ...runs import presets
-from ...runs.config import RunConfig, Table, names, read_toml
+from ...runs.config import JsonDict, RunConfig, names, read_toml
 from ...runs.presets import COLUMNS
 from ..compare import configs
 from ..ledger import Unfinished
@@ -42,10 +42,10 @@ class Search:
 
     suffix: str = ""
     study: Study | None = None
-    values: Table = field(default_factory=dict)
+    values: JsonDict = field(default_factory=dict)
 
 
-def setting(column: str, quick: bool) -> Table:
+def setting(column: str, quick: bool) -> JsonDict:
     """Return the keys of a run in a column."""
     keys = {"dataset": COLUMNS[column].dataset} | COLUMNS[column].keys | presets.RUN
     if COLUMNS[column].dataset in EMBEDDED:
@@ -107,7 +107,7 @@ def read_chosen(files: Sequence[str | Path]) -> dict[str, str]:
     return texts
 
 
-def _is_of(content: Table, column: str) -> bool:
+def _is_of(content: JsonDict, column: str) -> bool:
     keys = setting(column, quick=False)
     return all(content.get(k, getattr(RunConfig, k)) == keys.get(k, getattr(RunConfig, k)) for k in IDENTIFYING)
 

@@ -14,8 +14,8 @@ from statistics import fmean
 
 from ...report import figures
 from ...report.charts import Axis, Series, Theme, bars, scatter
-from ...report.read import Run
-from ...runs.config import Table
+from ...report.read import SavedRun
+from ...runs.config import JsonDict
 from ..cell import Cell, along
 from ..comparison_page import run_of
 from ..comparison_tables import explained, grid, harm_grid
@@ -38,7 +38,7 @@ class Table1(Experiment):
         "FedABML has the best accuracy in every column but CIFAR-10 (100,2), where pFedBayes is ahead by 0.13 points."
     )
     columns = numbers.TABLE1_COLUMNS
-    algorithms = (*numbers.NAMES, "fedabml-plain")
+    algorithms = (*numbers.SYSTEM_NAMES, "fedabml-plain")
 
     def cells(self, context: Context) -> list[Cell]:
         cells = []
@@ -72,7 +72,7 @@ def averaged(context: Context, name: str, rounds: int) -> range:
     return range(rounds - max(1, int(LAST * rounds)) + 1, rounds + 1)
 
 
-def _record(context: Context, column: str, name: str, cells: Sequence[Done]) -> Table:
+def _record(context: Context, column: str, name: str, cells: Sequence[Done]) -> JsonDict:
     """Return the record of a system in a column; accuracies are in percent."""
     last = averaged(context, name, cells[0].cell.config.rounds)
 
@@ -90,14 +90,14 @@ def _record(context: Context, column: str, name: str, cells: Sequence[Done]) -> 
     }  # fmt: skip
 
 
-def beside_paper(record: Table) -> str:
+def beside_paper(record: JsonDict) -> str:
     """Return our accuracy with the paper's number and the difference beside it, as far as they are known."""
     ours, paper = record["accuracy"], record["paper"]
     difference = "" if ours is None or paper is None else f", {ours - paper:+.2f}"
     return number(ours) + ("" if paper is None else f" (paper {paper:.2f}{difference})")
 
 
-def _accuracies(context: Context, records: Sequence[Table]) -> Sheet:
+def _accuracies(context: Context, records: Sequence[JsonDict]) -> Sheet:
     """Return the table of all systems in all columns."""
     columns = by(records, "column")
     best = {column: max(r["accuracy"] for r in column_records) for column, column_records in columns.items()}
@@ -107,7 +107,7 @@ def _accuracies(context: Context, records: Sequence[Table]) -> Sheet:
         for name in by(records, "algorithm").keys() - by(column_records, "algorithm").keys()
     ]
 
-    def cell(record: Table) -> str:
+    def cell(record: JsonDict) -> str:
         return "★ " * (record["accuracy"] == best[record["column"]]) + beside_paper(record)
 
     rows = pivot([*records, *missing], "system", context.named, lambda r: TITLES[r["column"]], cell)
@@ -129,7 +129,7 @@ def _sheets(column: str, comparison: Comparison) -> list[Sheet]:
     return [measures, Sheet(f"{TITLES[column]}: clients against Local only", *harm_grid(comparison))]
 
 
-def _verdict(context: Context, ranked: Sequence[Table]) -> str:
+def _verdict(context: Context, ranked: Sequence[JsonDict]) -> str:
     """Say who is first in a column, and where FedABML is; the records are sorted, the best first."""
     best, title = ranked[0], TITLES[ranked[0]["column"]]
     text = f"{title}: {context.named(best)} has the highest mean of the rows of this table: {best['accuracy']:.2f}"
@@ -143,7 +143,7 @@ def _verdict(context: Context, ranked: Sequence[Table]) -> str:
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
-def _beside(context: Context, records: Sequence[Table]) -> Picture:
+def _beside(context: Context, records: Sequence[JsonDict]) -> Picture:
     """Draw every cell of the table: the paper's number across, ours up."""
     series = []
     for column, compared in by((r for r in records if r["paper"] is not None), "column").items():
@@ -155,7 +155,7 @@ def _beside(context: Context, records: Sequence[Table]) -> Picture:
     return Picture("ours-and-paper", "Ours against the paper's", caption, scatter, series, options)
 
 
-def _bars(context: Context, ranked: Sequence[Table]) -> Picture:
+def _bars(context: Context, ranked: Sequence[JsonDict]) -> Picture:
     """Draw a column's systems, the best first, ours beside the paper's."""
     column, chart = ranked[0]["column"], partial(bars, [context.named(r) for r in ranked])
     series = [Series("ours", [r["accuracy"] / 100 for r in ranked])]
@@ -198,7 +198,7 @@ def _of_comparison(column: str, comparison: Comparison) -> list[Picture]:
     return pictures
 
 
-def _svg(figure: Callable[..., figures.Figure | None], runs: Sequence[Run], *, theme: Theme, title: str) -> str:
+def _svg(figure: Callable[..., figures.Figure | None], runs: Sequence[SavedRun], *, theme: Theme, title: str) -> str:
     """Return a figure of the page of runs, which has a title of its own."""
     drawn = figure(runs, theme)
     return drawn.svg if drawn else ""

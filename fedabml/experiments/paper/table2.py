@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from ...report.charts import Axis, line_chart
-from ...runs.config import Table
+from ...runs.config import JsonDict
 from ..cell import Cell
 from . import numbers as paper
 from .experiment import Context, Done, Experiment, by_column
@@ -53,7 +53,7 @@ class Table2(Experiment):
             for name, row in means.items():
                 paper_row = paper.table2(name, column) or (None,) * len(row)
                 for epochs, value, p in zip(paper.EPOCHS, row, paper_row, strict=True):
-                    record: Table = {"column": column, "algorithm": name, "epochs": epochs, "accuracy": value}
+                    record: JsonDict = {"column": column, "algorithm": name, "epochs": epochs, "accuracy": value}
                     records.append(record | {"half": value.half, "paper": p, "difference": p and value - p})
             sheets += _sheets(context, column, means)
             pictures += [_accuracies(context, column, means), *_distances(context, column, means)]
@@ -174,7 +174,7 @@ def _ahead(context: Context, name: str, leads: Rows) -> str:
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
-def _axes(y: Axis, column: str) -> Table:
+def _axes(y: Axis, column: str) -> JsonDict:
     return {"x": Axis("epochs of fine-tuning", "whole"), "y": y, "title": TITLES[column]}
 
 

@@ -23,11 +23,11 @@ import torch
 from torch import nn
 
 from ...data import Federation
-from ...engine.client import personalise
+from ...engine.client import personalize
 from ...engine.lanes import ClientGroup, Lanes, join_states
 from ...engine.rounds import Simulation
 from ...report.charts import Axis, Series, line_chart
-from ...runs.config import RunConfig, Table
+from ...runs.config import JsonDict, RunConfig
 from ..cell import Cell
 from ..study import Study
 from .experiment import Context, Done, Experiment, by_label, over_rounds
@@ -68,11 +68,11 @@ class Quadratics(Study):
         model.weight.data = torch.from_numpy(start).float()
         return model
 
-    def watch(self, sims: Sequence[Simulation], split: str) -> list[Table]:
+    def watch(self, sims: Sequence[Simulation], split: str) -> list[JsonDict]:
         clients = [0, 1]
         with torch.no_grad():
             lanes = Lanes([ClientGroup(sim.cohort, sim.theta, clients, sim.round) for sim in sims])
-            tuned = personalise(lanes, join_states([sim.kept_for(clients) for sim in sims])).mean.double().cpu().numpy()
+            tuned = personalize(lanes, join_states([sim.kept_for(clients) for sim in sims])).mean.double().cpu().numpy()
         seen = []
         for sim, means in zip(sims, tuned.reshape(-1, 2, 2), strict=True):
             at = sim.theta["mean"].double().cpu().numpy()
@@ -95,7 +95,7 @@ _ABML = _FT | {"personal_lr": LR, "s": 2, "antithetic": True, "label_prior": "no
 _ABML |= {"server_momentum": 0.0, "nu0": -1.0}
 _PRINTED = {"prior_step": "euclidean", "prior_every": "batch", "prior_std": "learned"}
 LONG_ROUNDS = f"FedAvg, {LONG} steps"
-ARMS: dict[str, tuple[str, Table]] = {
+ARMS: dict[str, tuple[str, JsonDict]] = {
     "FedAvg": ("fedavg-ft", _FT),
     LONG_ROUNDS: ("fedavg-ft", _FT),
     "FedABML, σ fixed": ("fedabml", _ABML),
@@ -147,7 +147,7 @@ class Toy(Experiment):
         return Findings(_conclusions(records), [Sheet("Where they settle", *grid, [note])], pictures, records)
 
 
-def _conclusions(records: Sequence[Table]) -> list[str]:
+def _conclusions(records: Sequence[JsonDict]) -> list[str]:
     """Say whether a FedABML is closer to x* and better fine-tuned than FedAvg, and how each compares with it."""
     ends = {record["arm"]: record for record in records}
     both = [

@@ -26,13 +26,13 @@ from torch import Tensor
 
 from ... import rng
 from ...data import Federation
-from ...engine.client import outputs, personalise, predict
+from ...engine.client import outputs, personalize, predict
 from ...engine.lanes import Lanes
 from ...engine.rounds import Simulation
 from ...engine.setting import Cohort
 from ...evaluation.predictions import Prediction, surprise
 from ...report.charts import Axis, Series, line_chart
-from ...runs.config import RunConfig, Table
+from ...runs.config import JsonDict, RunConfig
 from ..cell import Cell
 from ..study import Study
 from .experiment import Context, Done, Experiment, by_column, scored
@@ -41,10 +41,10 @@ from .outside import OUTSIDE, auroc, check_outside, with_outside
 from .outside import TITLES as OUTSIDE_TITLES
 from .settings import TITLES, person, systems
 
-MOST = 200  # samples of a kind that a client predicts
+MAX_SAMPLES = 200  # samples of a kind that a client predicts
 BINS = 24  # of a density
 HEIGHT = 380  # of the pictures
-KINDS = {"in": "in-distribution", "out": "out-of-distribution", "other": "other classes"}
+INPUT_KINDS = {"in": "in-distribution", "out": "out-of-distribution", "other": "other classes"}
 MEASURES = {"entropy": "entropy", "mutual_information": "mutual inf.", "doubt": "1 − max p", "surprise": "surprise"}
 CONCLUDED = ("entropy", "surprise")  # the paper's measure, and the one that a label level does not mislead
 LEVELS = np.linspace(0, 1, 51)  # false alarms of the ROC
@@ -62,7 +62,7 @@ class Outside(Study):
     def federation(self, config: RunConfig) -> Federation:
         return with_outside(config, self.other)[0]
 
-    def observe(self, sim: Simulation) -> Table:
+    def observe(self, sim: Simulation) -> JsonDict:
         cohort = sim.cohort
         seen = [_samples_of(cohort.fed, client) for client in range(cohort.fed.clients)]
         clients: list[dict[str, dict[str, np.ndarray]]] = []
@@ -70,8 +70,8 @@ class Outside(Study):
             chunk_clients = list(range(begin, min(begin + cohort.chunk, len(seen))))
             rows = [np.concatenate(seen[client]) for client in chunk_clients]
             with torch.no_grad():
-                lanes = Lanes.of(cohort, sim.theta, chunk_clients, sim.round)
-                models = personalise(lanes, sim.kept_for(chunk_clients))
+                lanes = Lanes.after_round(cohort, sim.theta, chunk_clients, sim.round)
+                models = personalize(lanes, sim.kept_for(chunk_clients))
                 draws = predict(lanes, models, rows)
                 without_level = (
                     draws if lanes.offset is None else outputs(lanes, models, rows, None, lanes.keys(rng.PREDICT))
@@ -83,7 +83,8 @@ class Outside(Study):
             cuts = np.cumsum([0, *(len(part) for client in chunk_clients for part in seen[client])])
             parts = [{name: values[a:b] for name, values in table.items()} for a, b in pairwise(cuts)]
             clients += [
-                dict(zip(KINDS, parts[i : i + len(KINDS)], strict=True)) for i in range(0, len(parts), len(KINDS))
+                dict(zip(INPUT_KINDS, parts[i : i + len(INPUT_KINDS)], strict=True))
+                for i in range(0, len(parts), len(INPUT_KINDS))
             ]
         return _summary(clients, math.log(cohort.fed.classes))
 
@@ -96,7 +97,7 @@ def _samples_of(fed: Federation, client: int) -> list[np.ndarray]:
     own_labels = fed.label_counts()[client] > 0
     outside = first + np.flatnonzero(own_labels[fed.y[first:]])
     others = fed.test.index[~own_labels[fed.y[fed.test.index]]]
-    return [dice.permutation(rows)[:MOST] for rows in (fed.test[client], outside, others)]
+    return [dice.permutation(rows)[:MAX_SAMPLES] for rows in (fed.test[client], outside, others)]
 
 
 def _surprise(cohort: Cohort, clients: Sequence[int], rows: Sequence[int], draws: Tensor) -> np.ndarray:
@@ -108,10 +109,10 @@ def _surprise(cohort: Cohort, clients: Sequence[int], rows: Sequence[int], draws
     return surprise(draws.mean(0, dtype=torch.float64).cpu(), row_labels).numpy()
 
 
-def _summary(clients: Sequence[dict[str, dict[str, np.ndarray]]], top: float) -> Table:
+def _summary(clients: Sequence[dict[str, dict[str, np.ndarray]]], top: float) -> JsonDict:
     """Return AUROCs, densities and ROC curves, ready for JSON."""
     edges = np.linspace(0, top, BINS + 1)
-    pooled = {k: {m: np.concatenate([f[k][m] for f in clients]) for m in MEASURES} for k in KINDS}
+    pooled = {k: {m: np.concatenate([f[k][m] for f in clients]) for m in MEASURES} for k in INPUT_KINDS}
     scores = {}
     for kind, m in product(("out", "other"), MEASURES):
         client_aurocs = [auroc(f["in"][m], f[kind][m]) for f in clients if len(f["in"][m]) and len(f[kind][m])]
@@ -121,10 +122,10 @@ def _summary(clients: Sequence[dict[str, dict[str, np.ndarray]]], top: float) ->
         }
     return {
         "auroc": scores,
-        "entropy": {k: float(pooled[k]["entropy"].mean()) for k in KINDS},
+        "entropy": {k: float(pooled[k]["entropy"].mean()) for k in INPUT_KINDS},
         "other_accuracy": float(np.concatenate([f["other"]["right"] for f in clients]).mean()),
         "edges": edges.round(5).tolist(),
-        "density": {k: [_density(f[k]["entropy"], edges) for f in clients] for k in KINDS},
+        "density": {k: [_density(f[k]["entropy"], edges) for f in clients] for k in INPUT_KINDS},
         "roc": {k: _roc(pooled["in"]["entropy"], pooled[k]["entropy"]) for k in ("out", "other")},
     }
 
@@ -176,19 +177,21 @@ class Uncertainty(Experiment):
         return Findings(conclusions, sheets, pictures, records)
 
 
-def _record(column: str, name: str, cells: Sequence[Done]) -> Table:
+def _record(column: str, name: str, cells: Sequence[Done]) -> JsonDict:
     """Return the record of a method; an AUROC that a cell of an earlier version lacks is None."""
-    record: Table = {"column": column, "outside": OUTSIDE[column], "algorithm": name, "seeds": len(cells)}
+    record: JsonDict = {"column": column, "outside": OUTSIDE[column], "algorithm": name, "seeds": len(cells)}
     for kind, m, of in product(("out", "other"), MEASURES, ("pooled", "clients")):
         values = {d.result.seed: d.result.found["auroc"].get(f"{kind} {m}", {}).get(of) for d in cells}
         record[f"auroc_{kind}_{m}_{of}"] = None if None in values.values() else Mean(values)
     record |= {key: scored(cells, key) for key in CALIBRATION}
     record["other_accuracy"] = Mean({d.result.seed: d.result.found["other_accuracy"] for d in cells})
-    return record | {f"entropy_{k}": Mean({d.result.seed: d.result.found["entropy"][k] for d in cells}) for k in KINDS}
+    return record | {
+        f"entropy_{k}": Mean({d.result.seed: d.result.found["entropy"][k] for d in cells}) for k in INPUT_KINDS
+    }
 
 
 # -- sentences ------------------------------------------------------------------------------------------------------
-def _order(context: Context, records: Sequence[Table], measure: str) -> str:
+def _order(context: Context, records: Sequence[JsonDict], measure: str) -> str:
     """Name the methods by how well a measure detects the other dataset's samples; empty where some lack it."""
     key = f"auroc_out_{measure}_pooled"
     if any(r[key] is None for r in records):
@@ -196,7 +199,7 @@ def _order(context: Context, records: Sequence[Table], measure: str) -> str:
     return ", ".join(f"{context.named(r)} {r[key]:.3f}" for r in sorted(records, key=lambda r: -r[key]))
 
 
-def _pays(context: Context, records: Sequence[Table]) -> list[str]:
+def _pays(context: Context, records: Sequence[JsonDict]) -> list[str]:
     """Say up to which share of other classes the label level pays, for every method that ran with and without it."""
     by_name, texts = {r["algorithm"]: r for r in records}, []
     for level, bare in (
@@ -211,7 +214,7 @@ def _pays(context: Context, records: Sequence[Table]) -> list[str]:
 
 
 # -- tables ---------------------------------------------------------------------------------------------------------
-def _sheets(context: Context, title: str, records: Sequence[Table]) -> list[Sheet]:
+def _sheets(context: Context, title: str, records: Sequence[JsonDict]) -> list[Sheet]:
     """Return the AUROCs, of another dataset and of classes never seen; calibration; and labels that shift."""
     sheets = []
     for kind, heading in (("out", title), ("other", f"{title}: classes never seen")):
@@ -220,14 +223,14 @@ def _sheets(context: Context, title: str, records: Sequence[Table]) -> list[Shee
         note = "Pooled over clients, but for the last column: the mean of the clients' own."
         sheets.append(Sheet(heading, *listed(records, "AUROC", context.named, shown), [note]))
     shown = {key: (key, digits) for key, digits in CALIBRATION.items()}
-    shown |= {f"entropy, {label}": (f"entropy_{kind}", 3) for kind, label in KINDS.items()}
+    shown |= {f"entropy, {label}": (f"entropy_{kind}", 3) for kind, label in INPUT_KINDS.items()}
     shown["accuracy, other classes"] = ("other_accuracy", 4)
     calibration = listed(records, "", context.named, shown)
     sheets.append(Sheet(f"{title}: calibration and entropy", *calibration, ["Mean entropies are in nats."]))
     return [*sheets, _shifted(context, title, records)]
 
 
-def _shifted(context: Context, title: str, records: Sequence[Table]) -> Sheet:
+def _shifted(context: Context, title: str, records: Sequence[JsonDict]) -> Sheet:
     """Return the table of accuracy where a share of a client's samples are of classes that it never saw."""
     table = []
     for record in records:
@@ -243,7 +246,7 @@ def _shifted(context: Context, title: str, records: Sequence[Table]) -> Sheet:
 
 
 # -- pictures -------------------------------------------------------------------------------------------------------
-def _shifts(context: Context, records: Sequence[Table]) -> Picture:
+def _shifts(context: Context, records: Sequence[JsonDict]) -> Picture:
     """Draw accuracy against the share of classes never seen."""
     series = [Series(context.named(r), [r["accuracy"], r["other_accuracy"]], [0.0, 1.0]) for r in records]
     x, y = Axis("samples of classes never seen", "percent", (0, 1)), Axis("accuracy", "percent", (0, 1))
@@ -284,9 +287,11 @@ def _densities(context: Context, column: str, first: Mapping[str, Done]) -> list
             # Cells of earlier versions leave clients without such samples out: then nobody knows whose curve is whose.
             complete = len(curves) == finished.cell.config.clients
             who = [person(column, client) for client in range(len(curves))] if complete else ()
-            series.append(Series(KINDS[kind], middle.tolist(), middles, members=[c.tolist() for c in curves], who=who))
+            series.append(
+                Series(INPUT_KINDS[kind], middle.tolist(), middles, members=[c.tolist() for c in curves], who=who)
+            )
         title, file = f"{context.name(name)}, {TITLES[column]}", f"entropy-{column}-{name.replace('+', '-')}"
-        options: Table = {"title": title, "height": HEIGHT, "x": Axis("entropy, nats", span=(edges[0], edges[-1]))}
+        options: JsonDict = {"title": title, "height": HEIGHT, "x": Axis("entropy, nats", span=(edges[0], edges[-1]))}
         options["y"] = Axis("density: inside upwards, outside downwards", "mirror", span)
         pictures.append(Picture(file, f"Entropy, {title}", caption, line_chart, series, options))
     return pictures

@@ -24,7 +24,7 @@ from ...errors import InputError
 from ...files.limits import parse_json
 from ...files.sealed import tensor_bytes
 from ..macs import is_genuine, order_mac, reply_mac
-from ..messages import KINDS, Order, Reply, State
+from ..messages import ORDER_KINDS, Order, Reply, State
 
 FORMAT = 1
 INLINE = 1 << 20  # bytes of tensors that travel inside the record of fields
@@ -37,7 +37,7 @@ MAX_NAME = 200
 MAX_DIMENSIONS = 16
 MAX_NUMBERS = 1 << 40  # product of a shape's sizes other than 0: torch refuses an empty tensor whose strides overflow
 MAX_ERROR = 2_000
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _HEX = re.compile(r"[0-9a-f]*")
 _FLOAT = re.compile(r"nan|-?(inf|0x[01]\.[0-9a-f]{1,13}p[+-][0-9]{1,4})")
 _ORDER = ("kind", "federation", "card", "site", "number", "round", "attempt", "nonce", "counted", "clients", "facts")
@@ -58,9 +58,9 @@ class Packed:
 
 
 def _dtype(name: str, tensor: torch.Tensor) -> str:
-    if tensor.dtype not in _NAMES:
+    if tensor.dtype not in _DTYPE_NAMES:
         raise InputError(f"The tensor '{name}' has the dtype {tensor.dtype}, which a message cannot carry.")
-    return _NAMES[tensor.dtype]
+    return _DTYPE_NAMES[tensor.dtype]
 
 
 def order_content(order: Order, secret: bytes, packed: Packed | None = None) -> RecordDict:
@@ -182,7 +182,7 @@ def _refuse_constant(name: str) -> Any:
 def _texts(fields: Mapping[str, Any]) -> dict[str, str]:
     """Check the texts that orders and replies share: kind, digests, nonce and the site's name."""
     kind, site = fields["kind"], fields["site"]
-    if kind not in KINDS:
+    if kind not in ORDER_KINDS:
         raise InputError("The message is of an unknown kind.")
     if not isinstance(site, str) or not 0 < len(site) <= MAX_NAME:
         raise InputError("The message's site has no usable name.")

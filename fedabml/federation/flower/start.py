@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedabml.federation")
 
 
-class Stopped(SystemExit):
+class ProcessStopped(SystemExit):
     """The process was asked to end."""
 
 
 def prepare_process() -> None:
-    """Log to standard error, and raise Stopped in the main thread on SIGTERM and SIGINT."""
+    """Log to standard error, and raise ProcessStopped in the main thread on SIGTERM and SIGINT."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(0)
+        raise ProcessStopped(0)
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)

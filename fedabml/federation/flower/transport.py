@@ -27,7 +27,7 @@ from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from ...errors import InputError
 from ..folders import ServerFolder
 from ..macs import read_secret
-from ..messages import Arrival, Order, Reply, clean
+from ..messages import Arrival, Order, Reply, printable
 from . import codec
 from .objects import Download, LostMessage, inflate
 from .runtime import Link
@@ -283,7 +283,7 @@ class FlowerTransport:
 
     def _error(self, pending: _Pending, message: Message, size: int) -> list[Arrival]:
         """Handle an error that Flower or the site's worker sent in place of a reply."""
-        code, reason = message.error.code, clean(message.error.reason)
+        code, reason = message.error.code, printable(message.error.reason)
         recent = time.monotonic() - self._link.last_outage < AFTERMATH
         if code in _LOST or (code == ErrorCode.NODE_UNAVAILABLE and recent):
             return self._again(pending, reason)
@@ -337,4 +337,4 @@ class FlowerTransport:
 
 def _failed(pending: _Pending, error: str, size: int = 0) -> list[Arrival]:
     """Report that an order has no reply. The reason is cleaned, because it may contain untrusted text."""
-    return [Arrival(pending.order.site, None, clean(error), size, pending.order.nonce)]
+    return [Arrival(pending.order.site, None, printable(error), size, pending.order.nonce)]

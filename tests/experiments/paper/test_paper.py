@@ -860,6 +860,6 @@ def test_ctrl_c_says_how_to_go_on(one_thread_here, monkeypatch):
 
 
 def test_every_experiment_has_a_name_at_the_command_line():
-    from fedabml.cli.reproduce import NAMES
+    from fedabml.cli.reproduce import EXPERIMENT_NAMES
 
-    assert {*NAMES} == {*EXPERIMENTS}
+    assert {*EXPERIMENT_NAMES} == {*EXPERIMENTS}

@@ -17,7 +17,7 @@ from fedabml.federation import operate, personal, pids, proxy
 from fedabml.federation.folders import SiteFolder
 from fedabml.federation.status import read_site
 
-MOST = 1800  # seconds to wait for an event: a loaded machine may take very long
+MAX_WAIT = 1800  # seconds to wait for an event: a loaded machine may take very long
 pytestmark = [
     pytest.mark.flower,
     pytest.mark.slow,
@@ -30,7 +30,7 @@ pytestmark = [
 def fedabml(*words):
     """Run `fedabml federation WORDS` as a process of its own, which must succeed; return what it printed."""
     command = [sys.executable, "-m", "fedabml", "federation", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=MOST)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=MAX_WAIT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -60,7 +60,7 @@ def test_sites_come_and_go_and_certificates_change_while_a_federation_trains(dep
         def came():
             return any(e["round"] > done + 1 and e["valid"] == sorted(names) for e in drill.listed(folder, "round"))
 
-        drill.until(came, MOST, f"a round of {names}")
+        drill.until(came, MAX_WAIT, f"a round of {names}")
         for place in (folder, *elsewhere.values()):
             seen.extend(pids.members(pids.records(place.run / "pids")))
 
@@ -85,7 +85,7 @@ def test_sites_come_and_go_and_certificates_change_while_a_federation_trains(dep
     fedabml("remove-site", folder.path, "a")
     counted("bcd")
 
-    drill.until(elsewhere["d"].prior_file.exists, MOST, "the prior at the newcomer")
+    drill.until(elsewhere["d"].prior_file.exists, MAX_WAIT, "the prior at the newcomer")
     out = tmp_path / "d.safetensors"
     assert str(out) in fedabml("personalize", elsewhere["d"].path, "--out", out, "--validation", 0.3)
     with np.load(paths["d"]) as data:

@@ -28,7 +28,7 @@ from fedabml.federation.settings import SiteSettings
 from fedabml.federation.status import read, read_site
 from tests.federation.start import TABLE, frame, write_images
 
-MOST = 1800  # seconds to wait for an event: a loaded machine may take very long
+MAX_WAIT = 1800  # seconds to wait for an event: a loaded machine may take very long
 pytestmark = [
     pytest.mark.flower,
     pytest.mark.skipif(proxy.find_nginx() is None, reason="nginx is not installed"),
@@ -53,14 +53,16 @@ def deploy(tmp_path):
 def assert_done(deployment, rounds, together=True, informed="abc"):
     """The state after all rounds has the simulator's bits, and these sites have the prior; return who counted."""
     folder = deployment.folder
-    drill.wait_for_round(folder, rounds, MOST)
+    drill.wait_for_round(folder, rounds, MAX_WAIT)
     counted = drill.counted_sites(folder)
     assert len(counted) == rounds and drill.saved_state(folder).state.round == rounds
     if together:
         assert counted == [["a", "b", "c"]] * rounds
     assert drill.differences(deployment, counted) == []
     sites = [SiteFolder(folder.path / "local" / name) for name in informed]
-    drill.until(lambda: all(read_site(site).prior_round == rounds for site in sites), MOST, "the prior at the sites")
+    drill.until(
+        lambda: all(read_site(site).prior_round == rounds for site in sites), MAX_WAIT, "the prior at the sites"
+    )
     return counted
 
 
@@ -110,7 +112,7 @@ def test_three_sites_three_rounds_and_one_kill(deploy, until_c_is_back):
     deployment = deploy(algorithm="scaffold", rounds=3, round_timeout=25.0 if until_c_is_back else 12.0)
     folder = deployment.folder
     operate.up(folder.path, deployment.paths)
-    drill.wait_for_round(folder, 1, MOST)
+    drill.wait_for_round(folder, 1, MAX_WAIT)
     killed = drill.kill(folder, "c-supernode")
     rounds_at_kill = drill.rounds_done(folder)
     counted = assert_done(deployment, 3, together=False, informed="abc" if until_c_is_back else "ab")
@@ -152,9 +154,9 @@ def test_killed_servers_a_stop_and_a_restored_backup_change_no_bit(deploy):
     folder = deployment.folder
     operate.up(folder.path, deployment.paths)
     for number, name in ((1, "superlink"), (2, "executor"), (3, "runs")):
-        drill.wait_for_round(folder, number, MOST)
+        drill.wait_for_round(folder, number, MAX_WAIT)
         drill.kill(folder, name)
-    drill.wait_for_round(folder, 4, MOST)
+    drill.wait_for_round(folder, 4, MAX_WAIT)
     operate.down(folder.path)
     stopped = drill.rounds_done(folder)
     assert read(folder).state == "stopped" and stopped < 8
@@ -165,11 +167,11 @@ def test_killed_servers_a_stop_and_a_restored_backup_change_no_bit(deploy):
     subprocess.run(["tar", "-xzf", backup], cwd=folder.path.parent, check=True)
     assert not folder.database.exists()
     operate.resume(folder.path)
-    drill.wait_for_round(folder, stopped + 1, MOST)
+    drill.wait_for_round(folder, stopped + 1, MAX_WAIT)
     supervisor = operate.supervisor_of(folder.run)
     everything = pids.members(pids.records(folder.run / "pids"))
     pids.send_signal(supervisor, 9)  # as in a crash of the machine
-    drill.until(lambda: not any(map(pids.alive, everything)), MOST, "the end of all processes")
+    drill.until(lambda: not any(map(pids.alive, everything)), MAX_WAIT, "the end of all processes")
     operate.resume(folder.path)
     assert_done(deployment, 8)
     assert json.dumps(read(folder).as_json(), allow_nan=False)
@@ -192,9 +194,9 @@ def test_frozen_workers_are_replaced_and_change_no_bit(deploy):
     deployment = deploy(algorithm="scaffold", rounds=5, round_timeout=300.0, min_replies=3)
     folder, names = deployment.folder, ("executor", "a-worker", "c-worker")
     operate.up(folder.path, deployment.paths)
-    drill.wait_for_round(folder, 2, MOST)
+    drill.wait_for_round(folder, 2, MAX_WAIT)
     frozen = [drill.kill(folder, name, signal.SIGSTOP) for name in names]
-    drill.until(lambda: not any(map(pids.alive, frozen)), MOST, "the end of the frozen workers")
+    drill.until(lambda: not any(map(pids.alive, frozen)), MAX_WAIT, "the end of the frozen workers")
     assert_done(deployment, 5)
     exits = [pids.read_record(folder.run / f"pids/{name}.json").last_exit for name in names]
     assert exits == ["signal SIGKILL (it had been frozen for 120 s)"] * 3

@@ -16,7 +16,7 @@ from drills.poisons import POISONS, SCAFFOLD_POISONS
 from fedabml.errors import InputError
 from fedabml.federation.flower import codec
 from fedabml.federation.messages import Order
-from fedabml.federation.replies import Limits, check
+from fedabml.federation.replies import ReplyLimits, check
 
 pytestmark = pytest.mark.flower
 SECRETS = {"a": b"a" * 32, "c": b"c" * 32}
@@ -33,7 +33,7 @@ def refusal(content: RecordDict) -> str | None:
         reply = codec.reply_of(Message(content, 1, codec.MESSAGE_TYPE), SECRETS, 8 << 20)
     except InputError as error:
         return str(error)
-    return check(reply, ORDER, Limits(), UPDATE)
+    return check(reply, ORDER, ReplyLimits(), UPDATE)
 
 
 def test_an_honest_reply_is_encoded_as_the_real_worker_does() -> None:

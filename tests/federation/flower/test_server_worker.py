@@ -58,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerFolder]:
         (made.run / "superlink.log").open("wb") as log,
         subprocess.Popen(commands.superlink_command(made), env=environment, stdout=log, stderr=log) as superlink,
     ):
-        answers = operate.answers(made, made.settings.superlink_port)
+        answers = operate.health_check(made, made.settings.superlink_port)
         try:
             until(lambda: answers() or superlink.poll() is not None, 600)
             assert superlink.poll() is None, (made.run / "superlink.log").read_text()

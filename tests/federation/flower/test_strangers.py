@@ -52,10 +52,10 @@ def server(tmp_path_factory):
     sites = {name: unpack(folder.archive(name), place / name) for name in ("a", "b")}
     init.remove_site(folder, "b")
     with process(commands.superlink_command(folder), folder, place / "superlink.log"):
-        until(operate.answers(folder, folder.settings.superlink_port), 600)
+        until(operate.health_check(folder, folder.settings.superlink_port), 600)
         assert control.register_sites(folder) == ["a"]
         with process(proxy.command(folder), folder, place / "proxy.log"):
-            until(operate.answers(folder, folder.settings.port), 600)
+            until(operate.health_check(folder, folder.settings.port), 600)
             yield folder, sites
 
 

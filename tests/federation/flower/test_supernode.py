@@ -26,7 +26,7 @@ from .supernode_api import SuperNodeApi
 
 pytestmark = pytest.mark.flower
 PULL, PUSH = "_pull_and_store_message", "_push_messages"
-MOST = 120.0  # seconds to wait for a thread
+MAX_WAIT = 120.0  # seconds to wait for a thread
 CONTENT = RecordDict({"order": ConfigRecord({"text": "a"})})
 
 
@@ -117,7 +117,7 @@ class Node:
 
 
 def ends(thread: threading.Thread) -> bool:
-    thread.join(MOST)
+    thread.join(MAX_WAIT)
     return not thread.is_alive()
 
 

@@ -6,7 +6,7 @@ from fedabml.evaluation.predictions import Checks, Prediction, Regression
 from fedabml.likelihoods import Categorical, GaussianNoise
 from fedabml.models import build
 from fedabml.runs.input_spec import InputSpec
-from fedabml.runs.outputs import as_text, class_names, output_columns
+from fedabml.runs.prediction_columns import as_text, class_names, output_columns
 from fedabml.vectors import Network
 
 

@@ -30,20 +30,20 @@ from ..evaluation.measures import FEW_OF_CLASS, positive_class
 from ..evaluation.predictions import Prediction, Regression
 from ..evaluation.structured import MultiPrediction
 from ..files.sheets import html_card
-from .outputs import class_names
 from .posterior import Posterior
+from .prediction_columns import class_names
 from .prior import Prior, rows_digest
 from .trust import Trust
 
 ALONE_EPOCHS = (20, 100)  # that training alone tries; the better one counts, which favours it
-NAMES = {"posterior": "its posterior", "prior": "the prior", "alone": "training alone"}
-LEAST_ROWS = 10  # held out, from which on a command compares without being asked
+MODEL_NAMES = {"posterior": "its posterior", "prior": "the prior", "alone": "training alone"}
+LEAST_ROWS_TO_COMPARE = 10  # held out, from which on a command compares without being asked
 QUICK_STEPS, QUICK_WEIGHTS = 1500, 100_000  # up to which training alone takes seconds on one core
 _Z = 1.959963984540054
 Predicted = Prediction | Regression | MultiPrediction
 
 
-class Score(NamedTuple):
+class SiteScore(NamedTuple):
     """A measure of one model on the rows held out, with its 95% interval; NaN where the rows do not define it."""
 
     value: float
@@ -63,7 +63,7 @@ class SiteReport:
     nll: dict[str, float]  # by posterior, prior, alone; calibrated, like all scores
     # By name: the mean of the paired differences, and half of its 95% interval, NaN below `FEW_OF_CLASS` rows.
     worse: dict[str, tuple[float, float]]
-    scores: dict[str, dict[str, Score]] = field(default_factory=dict)  # by model and measure: NLL, AUROC, recall, …
+    scores: dict[str, dict[str, SiteScore]] = field(default_factory=dict)  # by model and measure: NLL, AUROC, recall, …
     calibration: str = "none"  # of all three; it is fitted on other rows than those scored
     # Of a model that knows the training targets alone, by measure; empty for several answers per input.
     base: dict[str, float] = field(default_factory=dict)
@@ -90,9 +90,9 @@ class SiteReport:
         for name, (mean, half) in self.worse.items():
             chance = " (not significantly)" if mean <= half else ""
             within = "" if math.isnan(half) else f" ± {half:.3f}{chance}"
-            gap = f"{NAMES[name]} is worse by {mean:.3f}{within}"
-            parts.append(gap if math.isfinite(mean) else f"{NAMES[name]} diverges")
-        best = NAMES[self.best]
+            gap = f"{MODEL_NAMES[name]} is worse by {mean:.3f}{within}"
+            parts.append(gap if math.isfinite(mean) else f"{MODEL_NAMES[name]} diverges")
+        best = MODEL_NAMES[self.best]
         others = {name: score for name, score in self.scores.get(self.best, {}).items() if name != "NLL"}
         more = "".join(f", {self._heading(name)} {score}" for name, score in others.items())
         scored = f"NLL {self.nll[self.best]:.3f} on {held_out_rows(self.rows)}{more}"
@@ -106,7 +106,9 @@ class SiteReport:
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the head and the rows of a table of all scores, a row per model."""
         measures = list(self.scores.get(self.best, {}))
-        rows = [[NAMES[name], *(str(scores[m]) for m in measures)] for name, scores in self.scores.items() if scores]
+        rows = [
+            [MODEL_NAMES[name], *(str(scores[m]) for m in measures)] for name, scores in self.scores.items() if scores
+        ]
         if self.base:
             base = (self.base.get(measure, math.nan) for measure in measures)
             rows.append(["the base rate", *("–" if math.isnan(value) else f"{value:.3f}" for value in base)])
@@ -177,7 +179,7 @@ def compare_at_site(
             )
     local = Prior(Local(), {}, prior.input_spec, prior.batch_size)
 
-    def judged(model: Posterior) -> tuple[np.ndarray, dict[str, Score]]:
+    def judged(model: Posterior) -> tuple[np.ndarray, dict[str, SiteScore]]:
         return _judged(model.predict(held[0], seed=seed, device=device, encoded=True), held[1], trust)
 
     results = {"posterior": judged(posterior), "prior": judged(prior.personalize(*train, epochs=0, **options))}
@@ -221,7 +223,7 @@ def _half(values: np.ndarray) -> float:
     return float(_Z * values.std(ddof=1) / math.sqrt(len(values))) if len(values) >= FEW_OF_CLASS else math.nan
 
 
-def _judged(p: Predicted, y: np.ndarray, trust: Trust | None) -> tuple[np.ndarray, dict[str, Score]]:
+def _judged(p: Predicted, y: np.ndarray, trust: Trust | None) -> tuple[np.ndarray, dict[str, SiteScore]]:
     """Return −log p(y | x) of every row, and the scores by name, of predictions that are not calibrated yet."""
     kind = trust.kind if trust else "temperature"
     if isinstance(p, Regression):
@@ -238,12 +240,12 @@ def _judged(p: Predicted, y: np.ndarray, trust: Trust | None) -> tuple[np.ndarra
         per_row, label = _surprisal(probs, y), _decided(probs, y, trust)
         if probs.shape[1] == 2:
             ends = bootstrap(probs, y)["auroc"]
-            scores = {"AUROC": Score(auroc(probs[:, 1], y == 1), *ends), "recall": _share((label == 1)[y == 1])}
+            scores = {"AUROC": SiteScore(auroc(probs[:, 1], y == 1), *ends), "recall": _share((label == 1)[y == 1])}
         else:
             scores = {"accuracy": _share(label == y)}
     mean, half = float(per_row.mean()), _half(per_row)
     least = -math.inf if isinstance(p, Regression) else 0.0  # −log of a probability is never below 0
-    return per_row, {"NLL": Score(mean, max(mean - half, least), mean + half), **scores}
+    return per_row, {"NLL": SiteScore(mean, max(mean - half, least), mean + half), **scores}
 
 
 def _surprisal(probs: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -265,18 +267,18 @@ def _decided(probs: np.ndarray, y: np.ndarray, trust: Trust | None) -> np.ndarra
     return label
 
 
-def _share(hits: np.ndarray) -> Score:
+def _share(hits: np.ndarray) -> SiteScore:
     """Return the share of hits with Wilson's interval."""
     if not len(hits):
-        return Score(math.nan, math.nan, math.nan)
+        return SiteScore(math.nan, math.nan, math.nan)
     low, high = wilson(np.asarray(hits.sum(), float), np.asarray(len(hits), float))
-    return Score(float(hits.mean()), float(low), float(high))
+    return SiteScore(float(hits.mean()), float(low), float(high))
 
 
-def _resampled(part: np.ndarray, whole: np.ndarray, root: bool = False) -> Score:
+def _resampled(part: np.ndarray, whole: np.ndarray, root: bool = False) -> SiteScore:
     """Return Σ part / Σ whole of rows [n], perhaps its root, and a bootstrap interval over rows, if they suffice."""
     rows = np.random.default_rng(0).integers(0, len(part), (RESAMPLES, len(part)))
     with np.errstate(invalid="ignore", divide="ignore"):
         value, draws = part.sum() / whole.sum(), part[rows].sum(1) / whole[rows].sum(1)
         low, high = np.nanquantile(draws, (0.025, 0.975)) if len(part) >= FEW_OF_CLASS else (math.nan, math.nan)
-    return Score(*(float(np.sqrt(v) if root else v) for v in (value, low, high)))
+    return SiteScore(*(float(np.sqrt(v) if root else v) for v in (value, low, high)))

@@ -10,7 +10,7 @@ import fedabml
 from fedabml.errors import InputError
 from fedabml.evaluation import calibration
 from fedabml.evaluation.decisions import auroc
-from fedabml.runs import site
+from fedabml.runs import compare_at_site
 from tests.cli.command import run
 
 pytestmark = pytest.mark.slow
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def little_training(monkeypatch):
-    monkeypatch.setattr(site, "ALONE_EPOCHS", (1, 3))
+    monkeypatch.setattr(compare_at_site, "ALONE_EPOCHS", (1, 3))
 
 
 def prior_of(y, x, **options):
@@ -134,10 +134,10 @@ def test_a_posterior_from_a_file_is_compared_on_its_own_rows(two_classes, tmp_pa
 
 def test_an_interval_of_few_rows_ends_at_zero_and_a_rank_of_one_row_is_marked():
     probs, y = np.full((18, 2), [0.97, 0.03]), (np.arange(18) == 0).astype(int)
-    per_row, scores = site._judged(fedabml.Prediction(probs, np.zeros(18)), y, None)
-    assert per_row.mean() - site._half(per_row) < 0 == scores["NLL"].low
+    per_row, scores = compare_at_site._judged(fedabml.Prediction(probs, np.zeros(18)), y, None)
+    assert per_row.mean() - compare_at_site._half(per_row) < 0 == scores["NLL"].low
     assert str(scores["AUROC"]).endswith(" °") and math.isnan(scores["AUROC"].low)
-    report = site.SiteReport(18, {"prior": 0.2}, {}, {"prior": scores})
+    report = compare_at_site.SiteReport(18, {"prior": 0.2}, {}, {"prior": scores})
     assert "° With fewer than 5 rows of a class" in report.sentence
 
 
@@ -195,7 +195,7 @@ def test_a_small_site_is_told_without_being_asked(two_classes, tmp_path, monkeyp
     assert all(word in said for word in ("AUROC", "recall", "training alone"))
     for silent in (words, (*held, "--no-compare")):
         assert "best" not in run(*silent).stdout
-    monkeypatch.setattr(site, "QUICK_STEPS", 1)
+    monkeypatch.setattr(compare_at_site, "QUICK_STEPS", 1)
     said = run(*held).stdout
     assert "next        --compare tells" in said and "serves this site" not in said
     assert "serves this site best" in run(*held, "--compare").stdout
