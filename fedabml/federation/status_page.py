@@ -102,7 +102,7 @@ def site_rows(sites: Sequence[SiteStatus]) -> Rows:
 
 def _note(site: SiteStatus) -> str:
     if site.note or site.resting:
-        return site.note or "rests: it did not answer in time"
+        return site.note or f"rests: {site.failure or 'it did not answer in time'}"
     return "" if site.prior_round is None else f"has the prior of round {site.prior_round}"
 
 

@@ -36,6 +36,7 @@ class SiteStatus:
     prior_round: int | None = None
     loss: float | None = None
     note: str = ""
+    failure: str = ""  # why its last order brought no valid reply; empty if it did not answer in time
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -127,6 +128,7 @@ class Tally:
                     setattr(found, part, whole(facts.get(part)))
                 found.connected = facts.get("connected") if isinstance(facts.get("connected"), bool) else None
                 found.resting, found.note = facts.get("resting") is True, clean(facts.get("note") or "")
+                found.failure = clean(facts.get("failure") or "", 200)
                 found.loss, found.seconds = number(facts.get("loss")), numbers(facts.get("seconds"))
                 found.prior_round = None if facts.get("prior_round") is None else whole(facts.get("prior_round"))
                 self.sites[name] = found
@@ -158,6 +160,9 @@ class Tally:
             if kind == "round":
                 sites[name].last_round, sites[name].counted = round, sites[name].counted + 1
                 sites[name].note = ""
+        if kind in ("round", "repeat"):
+            for name in names(event.get("sites"), sites):
+                sites[name].failure = _failure(event, name)
         for name in names(event.get("missing"), sites):
             sites[name].missed += kind != "prior"
         for name, loss in table(event.get("losses")).items():
@@ -178,6 +183,14 @@ class Tally:
         for name, seconds in table(event.get("site_seconds")).items():
             if name in sites:
                 sites[name].seconds = numbers(seconds)
+
+
+def _failure(event: dict[str, Any], site: str) -> str:
+    """Return why an attempt rejected a site's reply, or an empty text. Late replies are of other orders."""
+    if site in names(event.get("valid"), [site]):
+        return ""
+    reasons = [clean(each.get("reason", ""), 200) for each in tables(event.get("rejected")) if each.get("site") == site]
+    return next((reason for reason in reversed(reasons) if not reason.startswith("late: ")), "")
 
 
 # -- values that may be anything ------------------------------------------------------------------------------------

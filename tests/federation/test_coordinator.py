@@ -14,7 +14,7 @@ import fedabml
 from fedabml.engine.server import draw_clients, theta
 from fedabml.errors import InputError, TrainingError
 from fedabml.federation import coordinator as leading
-from fedabml.federation import status
+from fedabml.federation import status, status_page
 from fedabml.federation.coordinator import Coordinator
 from fedabml.federation.folders import Member, SiteFolder
 from fedabml.federation.messages import Arrival, TransportClosed
@@ -148,6 +148,13 @@ def test_a_site_that_fails_at_once_rests_for_the_rounds_only(tmp_path):
     _, events = lead(server, wire)
     assert [line["round"] for line in rounds_of(events) if "site-4" in line["sites"]] == [1, 3, 5, 7, 8]
     assert wire.now < 5
+
+
+def test_a_site_that_fails_at_once_is_shown_with_its_reason(tmp_path):
+    server, sites = set_up(tmp_path, rounds=1, participation=1.0)
+    lead(server, Wire(server, sites, failing("site-4")))
+    row = status_page.site_rows(status.read(server).sites)[4]
+    assert row[-1] == "rests: no"
 
 
 def test_a_resting_site_that_reconnects_is_drawn_at_once(tmp_path):

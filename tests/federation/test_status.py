@@ -111,6 +111,21 @@ def test_a_site_rests_until_an_event_says_otherwise(folder):
     assert site_rows(read(folder).sites)[1][-1] == ""
 
 
+def test_a_resting_site_shows_why_its_last_reply_did_not_count(folder):
+    def note(**more):
+        write_events(folder, round_event(1, sites=["a", "b", "c"], resting=["c"], valid=["a", "b"], **more))
+        return site_rows(read(folder).sites)[2][-1]
+
+    late = {"site": "c", "reason": "late: it answers round 1, attempt 1"}
+    assert note(missing=["c"]) == note(missing=["c"], rejected=[late]) == "rests: it did not answer in time"
+    code = {"site": "c", "reason": "the order's code is wrong"}
+    assert note(rejected=[code, late]) == "rests: the order's code is wrong"
+    assert "rests: the order" in page(read(folder))
+    silent = round_event(2, sites=["c"], resting=["c"], missing=["c"], valid=[])
+    write_events(folder, round_event(1, sites=["c"], resting=["c"], rejected=[code], valid=[]), silent)
+    assert site_rows(read(folder).sites)[2][-1] == "rests: it did not answer in time"
+
+
 def test_scores_are_on_the_page(folder):
     write_events(folder, round_event(1, scores={"accuracy": 0.875, "nll": 0.25}), round_event(2))
     status = read(folder)
