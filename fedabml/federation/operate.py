@@ -342,17 +342,22 @@ def _refuse_local(folder: Folder, command: str) -> None:
 
 
 def _check_files(folder: Folder) -> None:
-    """Raise InputError unless the files that people edit can be read."""
+    """Raise InputError unless the files that people edit can be read, and a site's data can be opened."""
     from ..algorithms import make
     from .schema import Schema
+    from .site_data import open_data
 
     if isinstance(folder, ServerFolder):
         make(folder.settings.algorithm, **folder.settings.hyper)
         if folder.schema_file.is_file():
             Schema.load(folder.schema_file)
     else:
-        folder.settings  # noqa: B018 - reading checks them
+        data = folder.settings.data
         folder.apps()
+        if data and not Path(data).exists():
+            raise InputError(f"There are no data at '{data}'. Correct `data` in '{folder.settings_file}'.")
+        if data:
+            open_data(data)
 
 
 def _refuse_running(folder: Folder) -> None:

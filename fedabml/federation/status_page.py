@@ -138,11 +138,19 @@ def site_facts(status: SiteFolderStatus) -> Rows:
     return [
         ("site", f"{status.name}, server {status.server}"),
         ("state", "Running." if status.state == "running" else "Stopped. To go on: fedabml federation resume."),
+        *([("problem", status.problem)] if status.problem else []),
+        ("last order", _last_order(status)),
         ("data", status.data or "none: give them with fedabml federation join --data"),
         ("inputs", "agreed with the server" if status.card else "not yet agreed with the server"),
         ("prior", prior),
         ("may leave", f"updates, and {', '.join(status.allowed)}" if status.allowed else "updates only"),
     ]
+
+
+def _last_order(status: SiteFolderStatus) -> str:
+    if status.last_order_time is None:
+        return "none yet"
+    return f"{status.last_order}, {duration(max(0.0, status.time - status.last_order_time))} ago"
 
 
 def page(status: Status) -> str:

@@ -12,6 +12,7 @@ from fedabml.federation import operate, pids, rewind
 from fedabml.federation.folders import ServerFolder, SiteFolder
 from fedabml.federation.settings import Settings, SiteSettings
 from fedabml.federation.status import read
+from fedabml.files.sealed import write_json
 from tests.federation.in_process import Wire, lead, set_up
 from tests.federation.test_status import folder as folder
 
@@ -73,6 +74,23 @@ def test_a_site_beside_its_server_is_resumed_and_ended_with_the_server(folder, n
     for command in (operate.resume, operate.down):
         with pytest.raises(InputError, match=rf"{command.__name__} {folder.path}`"):
             command(site.path)
+
+
+def test_a_site_whose_data_cannot_be_opened_is_not_resumed(no_extra, monkeypatch, tmp_path):
+    site, started = make_site(tmp_path / "a"), []
+    monkeypatch.setattr(operate, "start", lambda folder, foreground: started.append(folder))
+    data = tmp_path / "rows.csv"
+    SiteSettings(federation="0" * 32, name="a", server="localhost:8443", data=str(data)).save(site.settings_file)
+    write_json(site.apps_file, {"apps": []})
+    with pytest.raises(InputError, match=r"no data at .*rows\.csv.*site\.toml"):
+        operate.resume(site.path)
+    data.write_bytes(b"\xff\x00" * 50)
+    with pytest.raises(InputError, match=r"rows\.csv"):
+        operate.resume(site.path)
+    assert started == []
+    data.write_text("age,ill\n1,0\n2,1\n")
+    operate.resume(site.path)
+    assert started == [site]
 
 
 def test_a_running_site_keeps_its_settings_when_it_joins_again(no_extra, tmp_path):
