@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from .status import ProcessStatus, SiteFolderStatus, SiteStatus, Status
 
 Rows = list[tuple[str, ...]]
-SITE_HEAD = ("site", "connected", "last round", "loss", "counted", "no reply", "rejected", "note")
+SITE_HEAD = ("site", "connected", "last round", "loss", "replies counted", "no reply", "rejected", "note")
 PROCESS_HEAD = ("process", "state", "restarts", "last end")
 _STATES = {
     "starting": "Starting: the server starts, or it prepares the first round.",

@@ -23,7 +23,11 @@ SHOWN = 20  # rejected replies that are kept with site and reason
 
 @dataclass
 class SiteStatus:
-    """One site as the server sees it. `last_round` is the last round in which its reply counted (0: none yet)."""
+    """One site as the server sees it. `last_round` is the last round in which its reply counted (0: none yet).
+
+    `counted` is the number of replies that counted when they came. Those of rounds that the operator went back over,
+    and that were trained again, stay in it.
+    """
 
     name: str
     connected: bool | None = None

@@ -17,6 +17,7 @@ from fedabml.federation.run_keeper import RUN_FILE
 from fedabml.federation.settings import Settings, SiteSettings
 from fedabml.federation.status import read, read_site
 from fedabml.federation.status_page import (
+    SITE_HEAD,
     duration,
     facts,
     page,
@@ -99,6 +100,13 @@ def test_rounds_sites_losses_traffic_and_time_left(folder):
     assert rejected_rows(status)[0] == ("3", "c", "not finite")
     split = dict(split_rows(status))
     assert split["wait for replies"] == "4.000 s" and split["slowest site: work"] == "1.500 s"
+
+
+def test_replies_of_rounds_that_are_trained_again_stay_counted_and_the_column_says_so(folder):
+    lines = [round_event(1), round_event(2), round_event(3), {"event": "back", "round": 1}, round_event(2)]
+    write_events(folder, *lines)
+    status = read(folder)
+    assert status.rounds_done == 2 and site_rows(status.sites)[0][SITE_HEAD.index("replies counted")] == "4"
 
 
 def test_a_round_whose_event_a_kill_prevented_is_done(folder):
