@@ -240,6 +240,8 @@ def resume(path: str | os.PathLike[str], *, from_round: int | None = None, foreg
     if is_running(folder):
         down(path)
     _refuse_running(folder)
+    for problem in _busy_ports(folder) if isinstance(folder, ServerFolder) else ():
+        raise InputError(problem)
     if from_round is not None:
         rewind.go_back(rewind.check(folder, from_round), from_round)
     if isinstance(folder, ServerFolder):

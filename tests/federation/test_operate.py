@@ -111,14 +111,18 @@ def test_a_site_that_the_federation_does_not_have_is_refused(folder, no_extra, m
 
 
 def test_a_port_in_use_is_named_with_its_key(folder, no_extra, monkeypatch):
+    started = []
     monkeypatch.setattr(operate, "_write_proxy", lambda folder: None)
+    monkeypatch.setattr(operate, "start", lambda folder, foreground: started.append(folder))
     with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as free:
         port, unused = other.getsockname()[1], free.getsockname()[1]
         free.close()
         settings = Settings(federation="0" * 32, name="x", host="localhost", port=unused, superlink_port=port)
         settings.save(folder.settings_file)
-        with pytest.raises(InputError, match=f"Port {port} cannot be used.*superlink_port"):
-            operate.up(ServerFolder(folder.path).path)
+        for command in (operate.up, operate.resume):
+            with pytest.raises(InputError, match=f"Port {port} cannot be used.*superlink_port"):
+                command(ServerFolder(folder.path).path)
+        assert started == []
 
 
 @pytest.mark.parametrize(
@@ -149,6 +153,7 @@ def test_going_back_is_refused_without_a_state_and_recorded(no_extra, monkeypatc
     server, sites = set_up(tmp_path, rounds=5)
     lead(server, Wire(server, sites))
     started = []
+    monkeypatch.setattr(operate, "_busy_ports", lambda folder: [])
     monkeypatch.setattr(operate, "_write_proxy", lambda folder: None)
     monkeypatch.setattr(operate, "start", lambda folder, foreground: started.append(folder))
     with pytest.raises(InputError, match=r"no state after round 3\. There are states after rounds: 0, 2, 4, 5"):
@@ -167,6 +172,7 @@ def test_going_back_is_refused_without_a_state_and_recorded(no_extra, monkeypatc
 
 def test_what_a_crash_left_is_ended_before_a_new_start(folder, no_extra, monkeypatch):
     started = []
+    monkeypatch.setattr(operate, "_busy_ports", lambda folder: [])
     monkeypatch.setattr(operate, "_write_proxy", lambda folder: None)
     monkeypatch.setattr(operate, "start", lambda folder, foreground: started.append(folder))
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as left:
