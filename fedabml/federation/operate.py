@@ -24,6 +24,7 @@ from signal import SIGKILL, SIGTERM
 from ..errors import InputError
 from ..files.paths import folder_lock
 from . import pids, rewind
+from .events import read_tally
 from .folders import ServerFolder, SiteFolder
 from .logs import clean, log_of, tail
 from .run_keeper import REGISTERED_FILE, RUN_FILE
@@ -169,6 +170,8 @@ def up(path: str | os.PathLike[str], sites: Mapping[str, Path] | None = None, *,
     for name, data in (sites or {}).items():
         _make_local_site(folder, name, data)
     for problem in _busy_ports(folder):
+        raise InputError(problem)
+    if (problem := too_few_sites(folder)) and read_tally(folder).rounds_done < folder.settings.rounds:
         raise InputError(problem)
     start(folder, foreground)
 
@@ -360,6 +363,18 @@ def _check_files(folder: Folder) -> None:
             raise InputError(f"There are no data at '{data}'. Correct `data` in '{folder.settings_file}'.")
         if data:
             open_data(data)
+
+
+def too_few_sites(folder: ServerFolder) -> str:
+    """Return why no round can have enough replies, if there are fewer sites than must reply, or an empty text."""
+    count, least = len(folder.members()), folder.settings.min_replies
+    if count >= least:
+        return ""
+    return (
+        f"The federation has {count} site{'s' if count > 1 else ''}, and a round needs the replies of {least}. "
+        f"Add sites with `fedabml federation add-site {folder.path} NAME`, or lower min_replies in "
+        f"'{folder.settings_file}'."
+    )
 
 
 def _refuse_running(folder: Folder) -> None:

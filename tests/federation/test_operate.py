@@ -9,12 +9,13 @@ import pytest
 
 from fedabml.errors import InputError
 from fedabml.federation import operate, pids, rewind
-from fedabml.federation.folders import ServerFolder, SiteFolder
+from fedabml.federation.folders import Member, ServerFolder, SiteFolder
 from fedabml.federation.settings import Settings, SiteSettings
 from fedabml.federation.status import read
 from fedabml.files.sealed import write_json
 from tests.federation.in_process import Wire, lead, set_up
 from tests.federation.test_status import folder as folder
+from tests.federation.test_status import key, round_event, write_events
 
 HAS_FLOWER = importlib.util.find_spec("flwr") is not None
 
@@ -168,6 +169,24 @@ def test_going_back_is_refused_without_a_state_and_recorded(no_extra, monkeypatc
         "server-00000004.safetensors",
         "server-00000005.safetensors",
     ]
+
+
+def test_up_needs_as_many_sites_as_must_reply_until_all_rounds_are_done(folder, no_extra, monkeypatch):
+    started = []
+    monkeypatch.setattr(operate, "_write_proxy", lambda folder: None)
+    monkeypatch.setattr(operate, "_busy_ports", lambda folder: [])
+    monkeypatch.setattr(operate, "start", lambda folder, foreground: started.append(folder))
+    settings = {"federation": "0" * 32, "name": "x", "host": "localhost", "rounds": 10}
+    Settings(**settings, min_replies=4).save(folder.settings_file)
+    with pytest.raises(InputError, match=r"has 3 sites, and a round needs the replies of 4.*add-site"):  # d was removed
+        operate.up(folder.path)
+    assert started == []
+    write_events(folder, round_event(10))
+    operate.up(folder.path)  # it hands out the prior
+    folder.events_file.unlink()
+    folder.save_sites([*folder.sites(), Member("e", 4, key(4))])
+    operate.up(folder.path)
+    assert started == [folder, folder]
 
 
 def test_what_a_crash_left_is_ended_before_a_new_start(folder, no_extra, monkeypatch):
