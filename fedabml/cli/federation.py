@@ -110,6 +110,7 @@ def init(
     for member in made.members():
         print_line(f"archive    {made.archive(member.name)}")
     print_line(f"next       fedabml federation up {folder}")
+    _note_too_few_sites(folder)
 
 
 @app.command(cls=Command)
@@ -270,6 +271,7 @@ def remove_site(folder: Path, name: str) -> None:
     """
     _changes().remove_site(folder, name)
     print_line(f"removed    {name}")
+    _note_too_few_sites(folder)
     if (folder / "local" / name).is_dir():
         print_paragraph(f"Its processes on this machine end with the next start: fedabml federation resume {folder}")
 
@@ -290,6 +292,14 @@ def renew(folder: Path) -> None:
     print_line(f"certificate   {made.server_certificate}")
     if operate.is_running(made):
         print_paragraph(f"The server uses it after a restart: fedabml federation resume {folder}")
+
+
+def _note_too_few_sites(folder: Path) -> None:
+    from ..federation.folders import ServerFolder
+    from ..federation.operate import too_few_sites
+
+    if note := too_few_sites(ServerFolder(folder)):
+        print_paragraph(f"Note: {note}")
 
 
 def _changes() -> ModuleType:

@@ -41,6 +41,7 @@ from .robust import aggregate
 from .roster import Roster, draw
 from .scores import check_scores, mean_scores
 from .server_state import Saved
+from .settings import MOST_PATIENCE
 from .stand_in import stand_in
 
 __all__ = ["Arrival", "Coordinator", "StopRequested", "Transport", "TransportClosed"]
@@ -65,6 +66,7 @@ class Coordinator:
         self.roster = Roster(folder, transport, self.settings.rest_rounds, clock)
         self.mailbox = Mailbox(transport, clock, folder.stop_file, self.limits.max_bytes, self.roster.removed)
         self.lost: set[str] = set()  # sites whose kept state is gone
+        self.fruitless: set[str] = set()  # sites whose orders of the last attempt brought no valid reply
         self.surplus: set[str] = set()  # sites that may still compute a reply that the last round did not need
         self.without_card: set[str] = set()  # sites that have lost the card, to which it is offered again
         self.admission = Admission(folder, self.roster, self.mailbox, self.events)
@@ -127,7 +129,11 @@ class Coordinator:
     def _run_round(self) -> None:
         """Run the next round; repeat it from the same state while too few replies are valid, then give up."""
         number, attempts, reason = self.round + 1, self.settings.attempts, ""
+        began = self.clock()
         for attempt in range(1, attempts + 1):
+            if attempt > 1:
+                self._pause(number, began + min(self.settings.round_timeout, MOST_PATIENCE))
+                began = self.clock()
             reason = self._try_round(number, attempt)
             if not reason:
                 break
@@ -143,6 +149,23 @@ class Coordinator:
             busy = {m.name for m in self.roster.members if self.roster.rests(m.name, number)} | self.surplus
             ready = [m for m in self.roster.members if m.name in self.saved.ready and m.name not in busy]
             self._send_prior(ready, self.settings.patience)
+
+    def _pause(self, number: int, until: float) -> None:
+        """Wait before a repeated attempt until a time of the clock, or until enough sites could give a valid reply.
+
+        A site whose order has just brought no valid reply counts again when its node is started anew or returns. So a
+        site that fails at once does not use up all attempts while another one is away for some seconds.
+        """
+        hopeless = set(self.fruitless)
+        while True:
+            self.roster.refresh()
+            self._admit_newcomers()
+            hopeless -= self.roster.returned
+            could = {m.name for m in self.roster.members if m.name in self.saved.ready} & self.roster.connected
+            could = {name for name in could - hopeless if not self.roster.rests(name, number)}
+            if len(could) >= self.settings.min_replies or self.clock() >= until:
+                return
+            self.mailbox.idle()
 
     def _try_round(self, number: int, attempt: int) -> str:
         """Try a round once. Return why it failed, or an empty text once the state after it is saved."""
@@ -160,6 +183,7 @@ class Coordinator:
         self.surplus = set(collection.surplus)
         self._forget_lost()
         self._drop_outliers(collection, clients)
+        self.fruitless = {order.site for order in orders} - set(collection.valid)
         times.append(time.perf_counter())
         reason = self._too_few(len(available), clients, len(orders), len(collection.valid))
         state = None if reason else self._merged(collection.valid, clients)

@@ -9,6 +9,7 @@ import os
 import pwd
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -204,6 +205,12 @@ class SiteFolder(_Folder):
     def settings(self) -> SiteSettings:
         """The settings, read once."""
         return SiteSettings.load(self.check().settings_file)
+
+    def make(self) -> None:
+        """Make the folder with `state` and `run`. One that exists becomes private, too: its settings name the data."""
+        super().make()
+        with suppress(PermissionError):  # a mounted folder may belong to somebody else; keys are private themselves
+            self.path.chmod(0o700)
 
     @property
     def operator(self) -> ServerFolder | None:

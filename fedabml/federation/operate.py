@@ -24,6 +24,7 @@ from signal import SIGKILL, SIGTERM
 from ..errors import InputError
 from ..files.paths import folder_lock
 from . import pids, rewind
+from .events import read_tally
 from .folders import ServerFolder, SiteFolder
 from .logs import log_of, one_line, tail
 from .run_keeper import REGISTERED_FILE, RUN_FILE
@@ -170,6 +171,8 @@ def up(path: str | os.PathLike[str], sites: Mapping[str, Path] | None = None, *,
         _make_local_site(folder, name, data)
     for problem in _busy_ports(folder):
         raise InputError(problem)
+    if (problem := too_few_sites(folder)) and read_tally(folder).rounds_done < folder.settings.rounds:
+        raise InputError(problem)
     start(folder, foreground)
 
 
@@ -240,6 +243,8 @@ def resume(path: str | os.PathLike[str], *, from_round: int | None = None, foreg
     if is_running(folder):
         down(path)
     _refuse_running(folder)
+    for problem in _busy_ports(folder) if isinstance(folder, ServerFolder) else ():
+        raise InputError(problem)
     if from_round is not None:
         rewind.go_back(rewind.check(folder, from_round), from_round)
     if isinstance(folder, ServerFolder):
@@ -342,17 +347,34 @@ def _refuse_local(folder: Folder, command: str) -> None:
 
 
 def _check_files(folder: Folder) -> None:
-    """Raise InputError unless the files that people edit can be read."""
+    """Raise InputError unless the files that people edit can be read, and a site's data can be opened."""
     from ..algorithms import make
     from .schema import Schema
+    from .site_data import open_data
 
     if isinstance(folder, ServerFolder):
         make(folder.settings.algorithm, **folder.settings.hyper)
         if folder.schema_file.is_file():
             Schema.load(folder.schema_file)
     else:
-        folder.settings  # noqa: B018 - reading checks them
+        data = folder.settings.data
         folder.apps()
+        if data and not Path(data).exists():
+            raise InputError(f"There are no data at '{data}'. Correct `data` in '{folder.settings_file}'.")
+        if data:
+            open_data(data)
+
+
+def too_few_sites(folder: ServerFolder) -> str:
+    """Return why no round can have enough replies, if there are fewer sites than must reply, or an empty text."""
+    count, least = len(folder.members()), folder.settings.min_replies
+    if count >= least:
+        return ""
+    return (
+        f"The federation has {count} site{'s' if count > 1 else ''}, and a round needs the replies of {least}. "
+        f"Add sites with `fedabml federation add-site {folder.path} NAME`, or lower min_replies in "
+        f"'{folder.settings_file}'."
+    )
 
 
 def _refuse_running(folder: Folder) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import InputError
 from ..files.paths import read_bytes
 from ..files.sealed import read_json
-from . import keys, pids
+from . import keys, last_order, pids
 from .events import read_tally
 from .folders import ServerFolder, SiteFolder
 from .logs import last_line, log_of, one_line
@@ -24,6 +24,7 @@ from .tally import SHOWN_REJECTIONS, SiteStatus, Tally, table, whole
 
 __all__ = ["ProcessStatus", "SiteFolderStatus", "SiteStatus", "Status", "processes", "read", "read_site", "run_state"]
 
+_NO_CONNECTION = "Connection attempt failed"  # in the last line of a SuperNode's log, until a connection succeeds
 RENEW_DAYS = 60  # days before the end of the certificate from which the status asks to renew it
 
 
@@ -152,7 +153,8 @@ def _describe_processes(status: Status, folder: ServerFolder | SiteFolder, last:
 class SiteFolderStatus:
     """The status of a site on its own machine. `prior_round` is the round of the newest prior (None: none yet).
 
-    `prior_digest` is the same at all sites that received the same prior.
+    `prior_digest` is the same at all sites that received the same prior. `last_order_time` is in seconds since the
+    epoch (None: no order yet). `problem` says why the site takes no part, as far as the site knows.
     """
 
     name: str
@@ -165,6 +167,10 @@ class SiteFolderStatus:
     prior_digest: str
     allowed: list[str]
     processes: list[ProcessStatus]
+    last_order: str = ""
+    last_order_time: float | None = None
+    problem: str = ""
+    time: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Return the status as JSON of plain values."""
@@ -189,7 +195,22 @@ def read_site(folder: SiteFolder) -> SiteFolderStatus:
     known = folder.card_file.exists()
     round, digest = whole(prior.get("round")) if prior else None, str(prior.get("digest", ""))
     about = (settings.name, settings.federation, settings.server, settings.data)
-    return SiteFolderStatus(*about, state, known, round, digest, allowed, found)
+    status = SiteFolderStatus(*about, state, known, round, digest, allowed, found, time=time.time())
+    last = last_order.read(folder)
+    status.last_order, status.last_order_time = last.kind, last.time if last.kind else None
+    status.problem = " ".join(filter(None, [_connection_problem(folder, found) if running else "", last.problem]))
+    return status
+
+
+def _connection_problem(folder: SiteFolder, processes: list[ProcessStatus]) -> str:
+    """Return why a running site takes no orders, from its processes and from the SuperNode's log, or an empty text."""
+    for process in processes:
+        log = folder.run / f"{process.name.rpartition('-')[2]}.log"
+        if process.failures >= 2:
+            return f"The process {process.name} ended {process.failures} times in a row: {last_line(log)}"
+        if log.name == "supernode.log" and _NO_CONNECTION in last_line(log):
+            return f"The server cannot be reached, or it refuses this site. The details are in '{log}'."
+    return ""
 
 
 def processes(folder: ServerFolder | SiteFolder) -> list[ProcessStatus]:

@@ -9,7 +9,7 @@ from ..files.formats import duration, size
 from .status import ProcessStatus, SiteFolderStatus, SiteStatus, Status
 
 Rows = list[tuple[str, ...]]
-SITE_HEAD = ("site", "connected", "last round", "loss", "counted", "no reply", "rejected", "note")
+SITE_HEAD = ("site", "connected", "last round", "loss", "replies counted", "no reply", "rejected", "note")
 PROCESS_HEAD = ("process", "state", "restarts", "last end")
 _STATES = {
     "starting": "Starting: the server starts, or it prepares the first round.",
@@ -89,7 +89,7 @@ def site_rows(sites: Sequence[SiteStatus]) -> Rows:
 
 def _note(site: SiteStatus) -> str:
     if site.note or site.resting:
-        return site.note or "rests: it did not answer in time"
+        return site.note or f"rests: {site.failure or 'it did not answer in time'}"
     return "" if site.prior_round is None else f"has the prior of round {site.prior_round}"
 
 
@@ -125,11 +125,19 @@ def site_facts(status: SiteFolderStatus) -> Rows:
     return [
         ("site", f"{status.name}, server {status.server}"),
         ("state", "Running." if status.state == "running" else "Stopped. To go on: fedabml federation resume."),
+        *([("problem", status.problem)] if status.problem else []),
+        ("last order", _last_order(status)),
         ("data", status.data or "none: give them with fedabml federation join --data"),
         ("inputs", "agreed with the server" if status.card else "not yet agreed with the server"),
         ("prior", prior),
         ("may leave", f"updates, and {', '.join(status.allowed)}" if status.allowed else "updates only"),
     ]
+
+
+def _last_order(status: SiteFolderStatus) -> str:
+    if status.last_order_time is None:
+        return "none yet"
+    return f"{status.last_order}, {duration(max(0.0, status.time - status.last_order_time))} ago"
 
 
 def page(status: Status) -> str:

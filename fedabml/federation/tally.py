@@ -23,7 +23,11 @@ SHOWN_REJECTIONS = 20  # rejected replies that are kept with site and reason
 
 @dataclass
 class SiteStatus:
-    """One site as the server sees it. `last_round` is the last round in which its reply counted (0: none yet)."""
+    """One site as the server sees it. `last_round` is the last round in which its reply counted (0: none yet).
+
+    `counted` is the number of replies that counted when they came. Those of rounds that the operator went back over,
+    and that were trained again, stay in it.
+    """
 
     name: str
     connected: bool | None = None
@@ -36,6 +40,7 @@ class SiteStatus:
     prior_round: int | None = None
     loss: float | None = None
     note: str = ""
+    failure: str = ""  # why its last order brought no valid reply; empty if it did not answer in time
     seconds: dict[str, float] = field(default_factory=dict)
 
 
@@ -127,6 +132,7 @@ class Tally:
                     setattr(found, part, whole(facts.get(part)))
                 found.connected = facts.get("connected") if isinstance(facts.get("connected"), bool) else None
                 found.resting, found.note = facts.get("resting") is True, one_line(facts.get("note") or "")
+                found.failure = one_line(facts.get("failure") or "", 200)
                 found.loss, found.seconds = number(facts.get("loss")), numbers(facts.get("seconds"))
                 found.prior_round = None if facts.get("prior_round") is None else whole(facts.get("prior_round"))
                 self.sites[name] = found
@@ -158,6 +164,9 @@ class Tally:
             if kind == "round":
                 sites[name].last_round, sites[name].counted = round, sites[name].counted + 1
                 sites[name].note = ""
+        if kind in ("round", "repeat"):
+            for name in names(event.get("sites"), sites):
+                sites[name].failure = _failure(event, name)
         for name in names(event.get("missing"), sites):
             sites[name].missed += kind != "prior"
         for name, loss in table(event.get("losses")).items():
@@ -178,6 +187,16 @@ class Tally:
         for name, seconds in table(event.get("site_seconds")).items():
             if name in sites:
                 sites[name].seconds = numbers(seconds)
+
+
+def _failure(event: dict[str, Any], site: str) -> str:
+    """Return why an attempt rejected a site's reply, or an empty text. Late replies are of other orders."""
+    if site in names(event.get("valid"), [site]):
+        return ""
+    reasons = [
+        one_line(each.get("reason", ""), 200) for each in tables(event.get("rejected")) if each.get("site") == site
+    ]
+    return next((reason for reason in reversed(reasons) if not reason.startswith("late: ")), "")
 
 
 # -- values that may be anything ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import fedabml
 from fedabml.engine.server import draw_clients, theta
 from fedabml.errors import InputError, TrainingError
 from fedabml.federation import coordinator as leading
-from fedabml.federation import status
+from fedabml.federation import status, status_page
 from fedabml.federation.coordinator import Coordinator
 from fedabml.federation.folders import Member, SiteFolder
 from fedabml.federation.messages import Arrival, TransportClosed
@@ -148,6 +148,13 @@ def test_a_site_that_fails_at_once_rests_for_the_rounds_only(tmp_path):
     _, events = lead(server, wire)
     assert [line["round"] for line in rounds_of(events) if "site-4" in line["sites"]] == [1, 3, 5, 7, 8]
     assert wire.now < 5
+
+
+def test_a_site_that_fails_at_once_is_shown_with_its_reason(tmp_path):
+    server, sites = set_up(tmp_path, rounds=1, participation=1.0)
+    lead(server, Wire(server, sites, failing("site-4")))
+    row = status_page.site_rows(status.read(server).sites)[4]
+    assert row[-1] == "rests: no"
 
 
 def test_a_resting_site_that_reconnects_is_drawn_at_once(tmp_path):
@@ -365,6 +372,88 @@ def test_a_round_with_too_few_replies_is_given_up(tmp_path):
     coordinator, events = lead(server, wire)  # resumed
     assert [line["round"] for line in rounds_of(events)] == [2, 3]
     assert_equal(coordinator.saved.state.shared, simulation(server, coordinator.card).shared)
+
+
+def failing(*names):
+    """Return a wire's `tamper` with sites that answer every order at once with an error."""
+
+    def tamper(order, reply):
+        fails = order.site in names
+        return [Arrival(order.site, None, "no", nonce=order.nonce) if fails else Arrival(order.site, reply)]
+
+    return tamper
+
+
+def test_a_site_that_fails_at_once_does_not_end_the_federation_while_another_is_away(tmp_path):
+    server, sites = set_up(tmp_path, sizes=(7, 12, 16), rounds=2, participation=1.0, min_replies=2, round_timeout=40.0)
+    wire = Wire(server, sites)
+    connected, stopped, events = wire.sites, [], []
+    wire.tamper = lambda o, r: failing("site-1")(o, r) if o.round == 2 else [Arrival(o.site, r)]
+
+    def note(event):
+        events.append(event)
+        if event["event"] == "round" and not stopped:
+            stopped.append(wire.now)
+            wire.away = {"site-2"}
+        if event["event"] == "finished":
+            server.stop_file.touch()
+
+    def connected_again_after_a_while():
+        if stopped and wire.now >= stopped[0] + 30:
+            wire.away = set()
+        return connected()
+
+    wire.sites = connected_again_after_a_while
+    Coordinator(server, wire, wire.clock, note).run()
+    (done,) = [line for line in rounds_of(events) if line["round"] == 2]
+    assert done["valid"] == ["site-0", "site-2"]
+    assert stopped[0] + 30 <= wire.now <= stopped[0] + 35  # nobody waited longer than until it was back
+
+
+@pytest.mark.parametrize(("timeout", "pause"), [(40.0, 40.0), (3600.0, 90.0)])
+def test_attempts_that_fail_at_once_are_a_bounded_time_apart(tmp_path, timeout, pause):
+    server, sites = set_up(tmp_path, participation=1.0, min_replies=5, attempts=3, round_timeout=timeout)
+    wire, ended = Wire(server, sites, failing("site-1")), []
+
+    def note(event):
+        ended.extend([wire.now] if event["event"] in ("card", "repeat") else [])
+
+    with pytest.raises(TrainingError, match="given up after 3 attempts"):
+        Coordinator(server, wire, wire.clock, note).run()
+    assert np.diff(ended) == pytest.approx([0, pause, pause], abs=1)
+
+
+def test_a_repeated_attempt_with_enough_other_sites_follows_at_once(tmp_path):
+    server, sites = set_up(tmp_path, participation=0.4, min_replies=2, rounds=1)
+    wire, failed = Wire(server, sites), set()
+
+    def tamper(order, reply):
+        failed.update([order.site] if order.attempt == 1 else [])
+        return failing(*failed)(order, reply)
+
+    wire.tamper = tamper
+    _, events = lead(server, wire)
+    (failure,) = rounds_of(events, "repeat")
+    assert set(failure["sites"]) == failed and wire.now < 5
+
+
+def test_a_failed_site_whose_node_is_started_anew_ends_the_pause(tmp_path):
+    server, sites = set_up(tmp_path, participation=1.0, min_replies=5, rounds=1, round_timeout=60.0)
+    wire = Wire(server, sites)
+    started, failed = wire.started, []
+
+    def tamper(order, reply):
+        if order.attempt > 1:
+            return [Arrival(order.site, reply)]
+        failed[:] = [wire.now]
+        return failing("site-1")(order, reply)
+
+    def started_after_a_while(site):
+        return "anew" if site == "site-1" and failed and wire.now >= failed[0] + 7 else started(site)
+
+    wire.tamper, wire.started = tamper, started_after_a_while
+    _, events = lead(server, wire)
+    assert len(rounds_of(events, "repeat")) == 1 and failed[0] + 7 <= wire.now <= failed[0] + 10
 
 
 def test_no_site_at_all_ends_in_bounded_time(tmp_path):

@@ -34,7 +34,7 @@ def test_a_federation_is_bit_equal_to_the_simulator(tmp_path, algorithm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", nightly_but({"fedabml", "scaffold"}, ["fedabml", "scaffold", "fedpop"]))
+@pytest.mark.parametrize("algorithm", nightly_but({"fedabml", "scaffold"}, [*REGISTRY]))
 @pytest.mark.parametrize("place", [{"backend": "vmap"}, {"backend": "vmap", "chunk": 2}, {"workers": 2}], ids=str)
 def test_other_ways_to_compute_agree_in_float64(tmp_path, algorithm, place):
     server, sites = set_up(tmp_path, algorithm=algorithm, hyper=hyper_of(algorithm), dtype="float64")

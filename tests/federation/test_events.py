@@ -24,7 +24,11 @@ def history(rounds):
         valid = draw.sample("abc", draw.randint(1, 3))
         rejected = [{"site": draw.choice(["a", "d", EVIL]), "reason": draw.choice(["not finite", "late", EVIL])}]
         more = {"valid": valid, "missing": draw.sample("abc", 1), "rejected": rejected * draw.randint(0, 2)}
-        more |= {"resting": draw.sample("abc", 1), "losses": dict.fromkeys(valid, draw.random())}
+        more |= {
+            "sites": ["a", "b", "c"],
+            "resting": draw.sample("abc", 1),
+            "losses": dict.fromkeys(valid, draw.random()),
+        }
         if draw.random() < 0.2:
             yield {**round_event(number, **more), "event": "repeat"}
         if draw.random() < 0.1:

@@ -31,6 +31,14 @@ def test_only_the_owner_enters(folder):
     assert stat.S_IMODE(folder.site_secret("a").parent.stat().st_mode) == 0o700
 
 
+def test_a_sites_folder_that_exists_becomes_private(tmp_path):
+    place = tmp_path / "north"
+    place.mkdir()
+    place.chmod(0o755)
+    SiteFolder(place).make()
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+
+
 def test_sites_are_kept_in_order_of_their_numbers(folder):
     sites = [Member("b", 1, pem("b")), Member("a", 0, pem("a")), Member("c", 2, pem("c"), True)]
     folder.save_sites(sites)

@@ -15,6 +15,7 @@ from fedabml.federation import init, keys, proxy
 from fedabml.federation.archive import unpack
 from fedabml.federation.folders import ServerFolder
 from fedabml.federation.schema import Schema, draft
+from tests.cli.command import run
 from tests.federation.deployed import APP, folder_of
 from tests.federation.start import TABLE, frame
 
@@ -214,6 +215,22 @@ def test_the_command_takes_a_schema_in_place_of_data(tmp_path):
     made = subprocess.run([sys.executable, "-m", "fedabml", *map(str, words)], capture_output=True, text=True)
     assert made.returncode == 0 and "archives/a.tar.gz" in "".join(made.stdout.split()), made.stderr
     assert Schema.load(tmp_path / "fed/schema.toml") == Schema.load(path)
+
+
+@pytest.mark.slow
+def test_the_commands_note_that_fewer_sites_are_there_than_must_reply(tmp_path):
+    frame(0).to_csv(tmp_path / "a.csv", index=False)
+    path = draft(tmp_path / "a.csv", **TABLE).save(tmp_path / "schema.toml")
+
+    def note(*words):
+        return " ".join(run("federation", *words).stdout.split()).partition("Note: ")[2]
+
+    inputs = ("--host", "localhost", "--schema", path, "--set")
+    assert note("init", tmp_path / "x", "--sites", "a,b", *inputs, "min_replies=2") == ""
+    assert note("init", tmp_path / "y", "--sites", "a,b", *inputs, "min_replies=5").startswith(
+        "The federation has 2 sites, and a round needs the replies of 5."
+    )
+    assert note("remove-site", tmp_path / "x", "b").startswith("The federation has 1 site, and a round needs")
 
 
 @pytest.mark.slow

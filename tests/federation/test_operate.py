@@ -9,11 +9,13 @@ import pytest
 
 from fedabml.errors import InputError
 from fedabml.federation import operate, pids, rewind
-from fedabml.federation.folders import ServerFolder, SiteFolder
+from fedabml.federation.folders import Member, ServerFolder, SiteFolder
 from fedabml.federation.settings import Settings, SiteSettings
 from fedabml.federation.status import read
+from fedabml.files.sealed import write_json
 from tests.federation.in_process import Wire, lead, set_up
 from tests.federation.test_status import folder as folder
+from tests.federation.test_status import key, round_event, write_events
 
 HAS_FLOWER = importlib.util.find_spec("flwr") is not None
 
@@ -75,6 +77,23 @@ def test_a_site_beside_its_server_is_resumed_and_ended_with_the_server(folder, n
             command(site.path)
 
 
+def test_a_site_whose_data_cannot_be_opened_is_not_resumed(no_extra, monkeypatch, tmp_path):
+    site, started = make_site(tmp_path / "a"), []
+    monkeypatch.setattr(operate, "start", lambda folder, foreground: started.append(folder))
+    data = tmp_path / "rows.csv"
+    SiteSettings(federation="0" * 32, name="a", server="localhost:8443", data=str(data)).save(site.settings_file)
+    write_json(site.apps_file, {"apps": []})
+    with pytest.raises(InputError, match=r"no data at .*rows\.csv.*site\.toml"):
+        operate.resume(site.path)
+    data.write_bytes(b"\xff\x00" * 50)
+    with pytest.raises(InputError, match=r"rows\.csv"):
+        operate.resume(site.path)
+    assert started == []
+    data.write_text("age,ill\n1,0\n2,1\n")
+    operate.resume(site.path)
+    assert started == [site]
+
+
 def test_a_running_site_keeps_its_settings_when_it_joins_again(no_extra, tmp_path):
     site = make_site(tmp_path / "a")
     before = site.settings_file.read_bytes()
@@ -93,14 +112,18 @@ def test_a_site_that_the_federation_does_not_have_is_refused(folder, no_extra, m
 
 
 def test_a_port_in_use_is_named_with_its_key(folder, no_extra, monkeypatch):
+    started = []
     monkeypatch.setattr(operate, "_write_proxy", lambda folder: None)
+    monkeypatch.setattr(operate, "start", lambda folder, foreground: started.append(folder))
     with socket.create_server(("127.0.0.1", 0)) as other, socket.create_server(("127.0.0.1", 0)) as free:
         port, unused = other.getsockname()[1], free.getsockname()[1]
         free.close()
         settings = Settings(federation="0" * 32, name="x", host="localhost", port=unused, superlink_port=port)
         settings.save(folder.settings_file)
-        with pytest.raises(InputError, match=f"Port {port} cannot be used.*superlink_port"):
-            operate.up(ServerFolder(folder.path).path)
+        for command in (operate.up, operate.resume):
+            with pytest.raises(InputError, match=f"Port {port} cannot be used.*superlink_port"):
+                command(ServerFolder(folder.path).path)
+        assert started == []
 
 
 @pytest.mark.parametrize(
@@ -131,6 +154,7 @@ def test_going_back_is_refused_without_a_state_and_recorded(no_extra, monkeypatc
     server, sites = set_up(tmp_path, rounds=5)
     lead(server, Wire(server, sites))
     started = []
+    monkeypatch.setattr(operate, "_busy_ports", lambda folder: [])
     monkeypatch.setattr(operate, "_write_proxy", lambda folder: None)
     monkeypatch.setattr(operate, "start", lambda folder, foreground: started.append(folder))
     with pytest.raises(InputError, match=r"no state after round 3\. There are states after rounds: 0, 2, 4, 5"):
@@ -147,8 +171,27 @@ def test_going_back_is_refused_without_a_state_and_recorded(no_extra, monkeypatc
     ]
 
 
+def test_up_needs_as_many_sites_as_must_reply_until_all_rounds_are_done(folder, no_extra, monkeypatch):
+    started = []
+    monkeypatch.setattr(operate, "_write_proxy", lambda folder: None)
+    monkeypatch.setattr(operate, "_busy_ports", lambda folder: [])
+    monkeypatch.setattr(operate, "start", lambda folder, foreground: started.append(folder))
+    settings = {"federation": "0" * 32, "name": "x", "host": "localhost", "rounds": 10}
+    Settings(**settings, min_replies=4).save(folder.settings_file)
+    with pytest.raises(InputError, match=r"has 3 sites, and a round needs the replies of 4.*add-site"):  # d was removed
+        operate.up(folder.path)
+    assert started == []
+    write_events(folder, round_event(10))
+    operate.up(folder.path)  # it hands out the prior
+    folder.events_file.unlink()
+    folder.save_sites([*folder.sites(), Member("e", 4, key(4))])
+    operate.up(folder.path)
+    assert started == [folder, folder]
+
+
 def test_what_a_crash_left_is_ended_before_a_new_start(folder, no_extra, monkeypatch):
     started = []
+    monkeypatch.setattr(operate, "_busy_ports", lambda folder: [])
     monkeypatch.setattr(operate, "_write_proxy", lambda folder: None)
     monkeypatch.setattr(operate, "start", lambda folder, foreground: started.append(folder))
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as left:

@@ -3,18 +3,21 @@
 import json
 import os
 import subprocess
+from dataclasses import replace
 
 import pytest
 
 from fedabml.errors import InputError
-from fedabml.federation import keys, pids
+from fedabml.federation import keys, last_order, pids
 from fedabml.federation.events import read_events
 from fedabml.federation.folders import Member, ServerFolder, SiteFolder
 from fedabml.federation.logs import last_line, log_of, one_line, tail
+from fedabml.federation.messages import Order
 from fedabml.federation.run_keeper import RUN_FILE
 from fedabml.federation.settings import Settings, SiteSettings
 from fedabml.federation.status import read, read_site
 from fedabml.federation.status_page import (
+    SITE_HEAD,
     facts,
     page,
     process_rows,
@@ -97,6 +100,13 @@ def test_rounds_sites_losses_traffic_and_time_left(folder):
     assert split["wait for replies"] == "4.000 s" and split["slowest site: work"] == "1.500 s"
 
 
+def test_replies_of_rounds_that_are_trained_again_stay_counted_and_the_column_says_so(folder):
+    lines = [round_event(1), round_event(2), round_event(3), {"event": "back", "round": 1}, round_event(2)]
+    write_events(folder, *lines)
+    status = read(folder)
+    assert status.rounds_done == 2 and site_rows(status.sites)[0][SITE_HEAD.index("replies counted")] == "4"
+
+
 def test_a_round_whose_event_a_kill_prevented_is_done(folder):
     write_events(folder, round_event(9), {"event": "start"}, {"event": "card", "round": 10})
     assert read(folder).rounds_done == 10 and read(folder).seconds_left == 0
@@ -107,6 +117,21 @@ def test_a_site_rests_until_an_event_says_otherwise(folder):
     assert "rests" in site_rows(read(folder).sites)[1][-1]
     write_events(folder, round_event(1, resting=["b"]), round_event(2))
     assert site_rows(read(folder).sites)[1][-1] == ""
+
+
+def test_a_resting_site_shows_why_its_last_reply_did_not_count(folder):
+    def note(**more):
+        write_events(folder, round_event(1, sites=["a", "b", "c"], resting=["c"], valid=["a", "b"], **more))
+        return site_rows(read(folder).sites)[2][-1]
+
+    late = {"site": "c", "reason": "late: it answers round 1, attempt 1"}
+    assert note(missing=["c"]) == note(missing=["c"], rejected=[late]) == "rests: it did not answer in time"
+    code = {"site": "c", "reason": "the order's code is wrong"}
+    assert note(rejected=[code, late]) == "rests: the order's code is wrong"
+    assert "rests: the order" in page(read(folder))
+    silent = round_event(2, sites=["c"], resting=["c"], missing=["c"], valid=[])
+    write_events(folder, round_event(1, sites=["c"], resting=["c"], rejected=[code], valid=[]), silent)
+    assert site_rows(read(folder).sites)[2][-1] == "rests: it did not answer in time"
 
 
 def test_scores_are_on_the_page(folder):
@@ -140,6 +165,42 @@ def test_a_site_shows_the_digest_of_its_prior(folder):
     assert dict(site_facts(read_site(site)))["prior"] == "of round 7, digest ab12"
     write_json(site.prior_facts_file, {"round": 7})  # as an earlier version wrote it
     assert dict(site_facts(read_site(site)))["prior"] == "of round 7"
+
+
+def test_a_site_shows_its_last_order_and_its_problem(folder, supervised):
+    site = SiteFolder(supervised.path / "local/a")
+    site.make()
+    SiteSettings(federation="0" * 32, name="a", server="localhost:8443").save(site.settings_file)
+    assert dict(site_facts(read_site(site)))["last order"] == "none yet"
+    order = Order("train", "0" * 32, "", "a", 0, 1, 1, "0" * 32)
+    last_order.note_reply(site, order, order.refuse(f"The data {EVIL} cannot be read."))
+    found = read_site(site)
+    shown = dict(site_facts(found))
+    assert shown["last order"].startswith("train, 0.") and shown["last order"].endswith(" s ago")
+    assert shown["problem"].startswith("The data ") and shown["problem"].isprintable()
+    assert found.as_json()["problem"] == shown["problem"] and found.as_json()["last_order"] == "train"
+    last_order.note_reply(site, order, order.reply())
+    assert "problem" not in dict(site_facts(read_site(site)))
+    last_order.path(site).write_text('{"kind": 3, "time": "x", "problem')
+    assert dict(site_facts(read_site(site)))["last order"] == "none yet"
+
+
+def test_a_site_says_that_its_server_cannot_be_reached(supervised):
+    site = SiteFolder(supervised.path / "local/a")
+    site.make()
+    SiteSettings(federation="0" * 32, name="a", server="localhost:8443").save(site.settings_file)
+    record = pids.Record("a-supernode", "running", "t", pids.identity(os.getpid()))
+    record.save(supervised.run / "pids")
+    log = site.run / "supernode.log"
+    log.write_text("WARNING :  Connection attempt failed, retrying in 5.00 seconds\n")
+    assert "cannot be reached, or it refuses this site" in dict(site_facts(read_site(site)))["problem"]
+    log.write_text(log.read_text() + "INFO :  Connection successful after 5.02 seconds and 2 tries.\n")
+    assert read_site(site).problem == ""
+    log.write_text("permission denied\n")
+    replace(record, failures=2).save(supervised.run / "pids")
+    assert read_site(site).problem == "The process a-supernode ended 2 times in a row: permission denied"
+    pids.Record("supervisor", "running", "", identity=None).save(supervised.run / "pids")
+    assert read_site(site).problem == ""  # a site that was stopped has no connection
 
 
 @pytest.mark.flower

@@ -22,6 +22,7 @@ from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.constant import TaskType
 
+from .. import last_order
 from ..folders import SiteFolder
 from ..macs import read_secret
 from ..messages import Order, Reply
@@ -84,7 +85,7 @@ class Worker:
                 error = self._answer(task)
             self._reply_file.unlink(missing_ok=True)  # from here on nobody may hand it over again
             task.finish(error)
-        except Exception as problem:  # not Stopped: then the files stay, and the next worker continues
+        except Exception as problem:  # not StopRequested: then the files stay, and the next worker continues
             log.warning("A task was given up: %s: %s", type(problem).__name__, problem)
             if not self._reply_file.exists():  # else a second reply would follow the first
                 self._give_up(task)
@@ -115,6 +116,7 @@ class Worker:
                 task.pull_input(self._folder.apps())
             except ForeignApp as refusal:
                 log.warning("A task was refused: %s", refusal)
+                last_order.note_problem(self._folder, str(refusal))
                 task.pull_message()
                 task.refuse(ErrorCode.INVALID_FAB, str(refusal), self._reply_file)
                 return str(refusal)
@@ -126,6 +128,7 @@ class Worker:
                 content = self._reply(order)
         except Exception as problem:
             log.warning("An order could not be read or answered: %s: %s", type(problem).__name__, problem)
+            last_order.note_problem(self._folder, f"An order could not be read or answered: {problem}")
             reason = f"The site's worker could not answer the order ({type(problem).__name__})."
             task.refuse(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason, self._reply_file)
             return ""
@@ -135,6 +138,7 @@ class Worker:
     def _reply(self, order: Order) -> RecordDict:
         """Return the content of the site's reply, with the seconds of this process's start if it is the first."""
         reply = self._handle(order)
+        last_order.note_reply(self._folder, order, reply)
         seconds = {"boot": 0.0, "imports": 0.0, **reply.seconds}
         for name, value in self._started.items():
             seconds[name] = seconds.get(name, 0.0) + value

@@ -21,6 +21,7 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.supercore.constant import TaskType
 
+from fedabml.federation import last_order
 from fedabml.federation.flower import codec
 from fedabml.federation.flower.app import app_hash, bundle, write_app
 from fedabml.federation.flower.places import site_secret
@@ -140,6 +141,35 @@ def test_bad_orders_get_an_error_and_the_worker_lives(folder: SiteFolder, node: 
         if i < 2:
             assert message.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             assert len(str(message.error.reason)) < 200
+
+
+def test_the_site_notes_its_last_order_and_a_problem_until_the_next_success(
+    folder: SiteFolder, node: SuperNodeApi
+) -> None:
+    def handle(order: Order) -> Reply:
+        if order.kind == "describe":
+            return order.reply(facts={"match": False, "reasons": ["The column age is missing."]})
+        return order.refuse("The data cannot be read.") if order.round == 8 else echo(order)
+
+    worker, begun = Worker(folder, handle), time.time()
+    steps = [
+        (replace(ORDER, round=8), SECRET, "train", "The data cannot be read."),
+        (ORDER, SECRET, "train", ""),
+        (ORDER, b"f" * 32, "train", "An order could not be read or answered: "),
+        (replace(ORDER, kind="describe"), SECRET, "describe", "The column age is missing."),
+    ]
+    for i, (order, secret, kind, problem) in enumerate(steps):
+        put(node, folder, order, secret, run=5 + i)
+        worker.work(next_task(worker))
+        node.replies()
+        found = last_order.read(folder)
+        assert found.kind == kind and begun <= found.time <= time.time()
+        assert found.problem.startswith(problem) and bool(found.problem) == bool(problem)
+    app = bundle(folder.path.parent / "app")
+    node.put(codec.order_content(ORDER, SECRET), app + b"x", "d" * 64, 20)
+    worker.work(next_task(worker))
+    assert "allowed apps" in last_order.read(folder).problem
+    assert last_order.path(folder).stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("moment", ["acquired", "input", "message", "content", "half a reply", "whole reply"])
