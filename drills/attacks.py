@@ -328,7 +328,12 @@ def fuzz(folder: ServerFolder, insider_key: bytes, count: int, messages: bool) -
 def _reasons(folder: ServerFolder, words: str) -> int:
     """Return how many replies the coordinator rejected for a reason that contains these words."""
     found = [each for event in listed(folder, "round", "repeat", "answers") for each in event.get("rejected", [])]
-    return sum(int(each.get("count", 1)) for each in found if words in str(each.get("reason")))
+    return rejections(found, words)
+
+
+def rejections(rejected: list[dict[str, Any]], words: str) -> int:
+    """Return how many replies a list of rejections counts, each with its `times`, for a reason with these words."""
+    return sum(int(each.get("times", 1)) for each in rejected if words in str(each.get("reason")))
 
 
 def _waited(condition: Callable[[], bool], seconds: float, pause: float = 0.05) -> bool:
