@@ -102,7 +102,8 @@ def _origins(lines: Sequence[Line]) -> str:
     """Return a list of the code and the machine that computed the lines of each drill, with the number of lines."""
     names = ("drill", "code", "machine")
     counts = Counter(tuple(line.get(name, "not recorded") for name in names) for line in lines)
-    drills, items = [*_DRILLS], []
+    drills: list[str] = [*_DRILLS]
+    items: list[str] = []
     for (drill, code, machine), count in sorted(counts.items(), key=lambda item: (drills.index(item[0][0]), item)):
         number = f"{count} {'line' if count == 1 else 'lines'}"
         items.append(f"- {_DRILLS[drill]}: code {code} on {machine}, {number}{_EARLIER.get(code, '')}")
