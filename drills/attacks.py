@@ -22,7 +22,7 @@ from flwr.app import ConfigRecord, RecordDict
 from fedabml.errors import InputError
 from fedabml.federation import keys, macs, messages, proxy
 from fedabml.federation.folders import ServerFolder, SiteFolder
-from fedabml.federation.meter import budget
+from fedabml.federation.meter import budget, most_kept
 
 from . import fuzzing
 from .deployment import free_ports, listed, rounds_done, until
@@ -298,7 +298,7 @@ def flood(folder: ServerFolder, key: bytes, threads: int = 3, seconds: float = 6
         most = max(most, stored_bytes(folder) - before)
         time.sleep(0.5)
     rounds, allowed = rounds_done(folder) - first, budget(folder.settings)
-    limit = allowed + (proxy.large_parts(folder.settings) + 20) * proxy.CALLS["push-object"]
+    limit = most_kept(folder.settings)
     total = sum(stored.values())
     seen = f"{total:,} bytes stored in {rounds} rounds (budget of a round: {allowed:,}), at most {most:,} at a time; "
     seen += f"orders answered {_counts(statuses)}"
@@ -328,7 +328,12 @@ def fuzz(folder: ServerFolder, insider_key: bytes, count: int, messages: bool) -
 def _reasons(folder: ServerFolder, words: str) -> int:
     """Return how many replies the coordinator rejected for a reason that contains these words."""
     found = [each for event in listed(folder, "round", "repeat", "answers") for each in event.get("rejected", [])]
-    return sum(int(each.get("count", 1)) for each in found if words in str(each.get("reason")))
+    return rejections(found, words)
+
+
+def rejections(rejected: list[dict[str, Any]], words: str) -> int:
+    """Return how many replies a list of rejections counts, each with its `times`, for a reason with these words."""
+    return sum(int(each.get("times", 1)) for each in rejected if words in str(each.get("reason")))
 
 
 def _waited(condition: Callable[[], bool], seconds: float, pause: float = 0.05) -> bool:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fedabml.files.sheets import markdown_table
+
+from .pages import wrapped
 
 ALGORITHMS = ("fedavg", "fedabml")
 RULES = ("mean", "trimmed-mean", "median", "krum", "mean with norm bound")
@@ -20,6 +23,8 @@ MANY, LONG = 100, 100  # sites and rounds of the drill with dropouts
 SHARES = (0.0, 0.1, 0.3, 0.5)
 LEAST, TIMEOUT = 25, 60.0  # valid replies that a round of the dropouts needs, and how long it waits
 Line = dict[str, Any]
+_DRILLS = {"malicious": "false sites", "deployed": "between real processes", "dropouts": "sites that drop out"}
+_EARLIER = {"5b20a21a41": "; its norm bound knew the median of the distances from the coordinatewise median alone"}
 _NAMES = ("drill", "algorithm", "rule", "attack", "false", "sites", "share", "seed", "rounds")
 
 
@@ -87,11 +92,22 @@ def page(path: Path) -> Path:
         header = ["dropping out", "seed", "rounds ended", "abandoned", "valid: least / median / most", "missing"]
         header += ["seconds waited", "accuracy in %", "θ is the simulator's"]
         parts += [_DROPOUTS, markdown_table(header, table)]
-    kinds = sorted({line["machine"] for line in lines if "machine" in line})
-    parts.append(f"Computed on {'; '.join(kinds)}.\n\nThe lines: [{path.name}]({path.name}).\n")
+    parts += [_origins(lines), f"The lines: [{path.name}]({path.name}).\n"]
     target = path.with_suffix(".md")
     target.write_text("\n\n".join(parts), encoding="utf-8")
     return target
+
+
+def _origins(lines: Sequence[Line]) -> str:
+    """Return a list of the code and the machine that computed the lines of each drill, with the number of lines."""
+    names = ("drill", "code", "machine")
+    counts = Counter(tuple(line.get(name, "not recorded") for name in names) for line in lines)
+    drills: list[str] = [*_DRILLS]
+    items: list[str] = []
+    for (drill, code, machine), count in sorted(counts.items(), key=lambda item: (drills.index(item[0][0]), item)):
+        number = f"{count} {'line' if count == 1 else 'lines'}"
+        items.append(f"- {_DRILLS[drill]}: code {code} on {machine}, {number}{_EARLIER.get(code, '')}")
+    return wrapped("\n".join(["The code and the machine of each part:", "", *items]))
 
 
 def _accuracies(cell: dict[int, Line]) -> list[float]:
@@ -133,7 +149,8 @@ call. The data are the embedded digits.
 {SITES} sites with different shares of the classes (Dirichlet, α = 1), {ROUNDS} rounds of 2 epochs, an MLP with 32
 hidden units. A false site sends the state it received plus −10 or 10 times its change. Its replies are well-formed, so
 the checks pass unless a value leaves its range. `trim` is {TRIM}. The norm bound (`norm_factor` = {NORM_FACTOR:g})
-refuses a reply that is more than {NORM_FACTOR:g} times as far from the coordinatewise median as others.
+refuses a reply whose distance from the coordinatewise median of all is more than {NORM_FACTOR:g} times the median of
+these distances or, if that is larger, of the distances of all replies from the state that they received.
 
 The first table of an algorithm has the accuracy of the server's own model on all test rows, after the last round that
 was done: mean and standard deviation over seeds. Where false sites had spoilt the state so far that honest ones could

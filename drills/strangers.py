@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import tempfile
@@ -215,7 +216,7 @@ def page(record: Path) -> Path:
         [
             each["attack"],
             each["by"],
-            each["seen"],
+            _seen(each),
             VERDICTS.get(each["attack"], "refused") if each["refused"] else "**not refused**",
         ]
         for each in lines
@@ -249,6 +250,20 @@ def page(record: Path) -> Path:
         "Reproduce: `python -m drills.strangers --out FILE`, then `python -m drills.strangers page --out FILE`.\n"
     )
     return write_page(record, text)
+
+
+def _seen(each: dict[str, Any]) -> str:
+    """Return what an attack saw. Rejected replies are counted from the rounds of its record, where these list more.
+
+    Records of earlier code counted equal rejections of a round once.
+    """
+    rejected = [entry for event in each.get("incomplete_rounds", []) for entry in event["rejected"] or []]
+    count = attacks.rejections(rejected, "code is wrong")
+    return re.sub(
+        r"\d+(?= rejected by the coordinator: the code is wrong)",
+        lambda found: str(max(int(found[0]), count)),
+        each["seen"],
+    )
 
 
 def _twin(summary: dict[str, Any]) -> str:

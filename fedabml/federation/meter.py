@@ -4,8 +4,8 @@
 
 nginx writes a line for every request whose body the SuperLink keeps. The meter adds the bytes per site since the
 coordinator's last event. nginx refuses a site beyond its budget (`budget`) until the next event, with status 503, after
-which a SuperNode tries again. Between two readings a site can exceed its budget by what `proxy` lets through at once:
-the parts of one message, ten large parts per second, and the connections that are open.
+which a SuperNode tries again. Until nginx refuses it, a site can exceed its budget by what `proxy.passing` counts: the
+parts of one message, ten large parts per second, the connections that are open, and small requests.
 
 The meter also makes nginx read its configuration again when the list of sites or the certificate changes.
 """
@@ -32,6 +32,7 @@ from .folders import ServerFolder
 from .settings import Settings
 
 LOOK = 0.5  # seconds between two readings of the log
+REACTION = 1.0  # seconds until nginx refuses a site beyond its budget: a reading, and nginx's own restart
 MAX_LOG = 4 << 20  # bytes of nginx's logs
 EVENTS = ("start", "card", "round", "repeat", "prior")  # events of these kinds give every site a new budget
 
@@ -39,6 +40,11 @@ EVENTS = ("start", "card", "round", "repeat", "prior")  # events of these kinds 
 def budget(settings: Settings) -> int:
     """Return the bytes that a site may send between two events: two messages of the largest size, and a margin."""
     return 2 * settings.max_message_mb * 1_000_000 + 8_000_000
+
+
+def most_kept(settings: Settings) -> int:
+    """Return the most bytes that a site can make the SuperLink keep between two events: its budget and the rest."""
+    return budget(settings) + proxy.passing(settings, REACTION)
 
 
 def refused_sites(folder: ServerFolder) -> dict[str, str]:

@@ -58,6 +58,10 @@ _HEADERS = (
     *("flwr-package-name", "flwr-package-version", "flwr-component-name"),
 )
 SITE_CONNECTIONS = 16  # a SuperNode uses three at a time
+SITE_RATE = 50  # requests per second of a site
+SMALL, SMALL_RATE, SMALL_BURST = 9_999, 100, 1000  # bytes of a small part; how many per second, and at once
+LARGE_RATE = 10  # larger parts per second; `large_parts` may come at once
+MESSAGE_BURST = 40  # messages at once, without their parts; a SuperNode sends one per order
 _PLACES = ("/usr/sbin/nginx", "/usr/local/sbin/nginx", "/usr/local/bin/nginx", "/opt/homebrew/bin/nginx")
 
 
@@ -124,13 +128,28 @@ def nginx(folder: ServerFolder) -> str:
         access=_quoted(run / "access.log"), locations=locations, headers=headers,
         certificate=_quoted(folder.server_certificate), key=_quoted(folder.server_key),
         authority=_quoted(folder.ca_certificate), superlink=settings.superlink_port,
-        rate=50 * max(1, len(members)), connections=connections, files=files,
+        site_rate=SITE_RATE, small_rate=SMALL_RATE, large_rate=LARGE_RATE,
+        rate=SITE_RATE * max(1, len(members)), connections=connections, files=files,
     )  # fmt: skip
 
 
 def large_parts(settings: Settings) -> int:
-    """Return how many large parts a site may send at once: those of one message and twenty more."""
-    return math.ceil(settings.max_message_mb * 1e6 / PART) + 20
+    """Return how many large parts a site may send at once, beside one more: those of one message.
+
+    They are those of the tensors, which are one array (see `flower.codec`), the fields, and the list of parts.
+    """
+    return math.ceil((settings.max_message_mb << 20) / PART) + 2
+
+
+def passing(settings: Settings, seconds: float) -> int:
+    """Return the most bytes that a site can make the SuperLink keep in some seconds, whatever its budget.
+
+    nginx lets a burst, one request more, and those of the rate pass; its log has a request when it has ended, so those
+    on open connections are added.
+    """
+    large = large_parts(settings) + 1 + LARGE_RATE * seconds + SITE_CONNECTIONS
+    small, messages = SMALL_BURST + 1 + SMALL_RATE * seconds, MESSAGE_BURST + 1 + SITE_RATE * seconds
+    return math.ceil(large * CALLS["push-object"] + small * SMALL + messages * CALLS["push-messages"])
 
 
 def site_header(public_key: str) -> str:
@@ -178,11 +197,13 @@ def _keys(members: list[Member]) -> str:
 def _location(call: str, settings: Settings, members: int) -> str:
     lines = [f"client_max_body_size {CALLS[call]};", f"limit_conn sites {SITE_CONNECTIONS};"]
     lines += [f"limit_conn addresses {32 + SITE_CONNECTIONS * members};", "limit_req zone=site burst=200 nodelay;"]
+    if call == "push-messages":
+        lines.append(f"limit_req zone=messages burst={MESSAGE_BURST} nodelay;")
     lines.append(f"limit_req zone=address burst={200 * max(1, members)} nodelay;")
     if call in METERED:
         lines.insert(0, "if ($refused) { return 503; }")
     if call == "push-object":
-        lines += ["limit_req zone=small burst=1000 nodelay;"]
+        lines += [f"limit_req zone=small burst={SMALL_BURST} nodelay;"]
         lines += [f"limit_req zone=large burst={large_parts(settings)} nodelay;"]
         lines = [line for line in lines if "zone=site" not in line and "zone=address" not in line]
     lines.append(f"proxy_pass https://superlink/v1/fleet/{call};")
@@ -238,9 +259,10 @@ http {{
     limit_req_log_level info;
     limit_conn_log_level info;
     limit_req_zone $binary_remote_addr zone=address:2m rate={rate}r/s;
-    limit_req_zone $site zone=site:1m rate=50r/s;
-    limit_req_zone $small zone=small:1m rate=100r/s;
-    limit_req_zone $large zone=large:1m rate=10r/s;
+    limit_req_zone $site zone=site:1m rate={site_rate}r/s;
+    limit_req_zone $site zone=messages:1m rate={site_rate}r/s;
+    limit_req_zone $small zone=small:1m rate={small_rate}r/s;
+    limit_req_zone $large zone=large:1m rate={large_rate}r/s;
     limit_conn_zone $site zone=sites:1m;
     limit_conn_zone $binary_remote_addr zone=addresses:2m;
 

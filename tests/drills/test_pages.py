@@ -2,6 +2,7 @@
 
 import json
 import runpy
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,33 @@ def test_the_outcomes_of_tests_without_a_network_make_a_page(tmp_path):
     record = tmp_path / "offline.jsonl"
     record.write_text(json.dumps(line | {"code": "0a", "hardware": "a machine"}) + "\n", encoding="utf-8")
     assert "| 117 passed, 2 skipped, 90 deselected | 61 | 0a | a machine |" in offline.page(record).read_text()
+
+
+def test_a_suite_without_a_network_is_whole_or_restricted_to_paths():
+    marks, places = offline.SUITES["core"]
+    assert offline.tests_of("core", []) == ["-m", marks, *places]
+    assert offline.tests_of("core", ["-n", "2"]) == ["-m", marks, "-n", "2", *places]
+    part = ["-x", "tests/drills/test_pages.py::test_no_paragraph_has_a_long_line"]
+    assert offline.tests_of("core", part) == ["-m", marks, *part]
+    assert all((offline.ROOT / place).is_dir() for _, places in offline.SUITES.values() for place in places)
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_the_suite_of_the_core_is_run_without_a_network_and_recorded(tmp_path, monkeypatch, code):
+    ran = []
+
+    def run(*command):
+        ran.append(command)
+        if "-c" in command:
+            return subprocess.CompletedProcess(command, 1, "", "OSError: [Errno 101] Network is unreachable")
+        return subprocess.CompletedProcess(command, code, "3 passed in 0.12s\n", "")
+
+    monkeypatch.setattr(offline, "run_offline", run)
+    monkeypatch.setattr(offline, "refusal", lambda: "")
+    record = tmp_path / "offline.jsonl"
+    assert offline.main(["--suite", "core", "--out", str(record), "tests/drills"]) == code
+    marks, _ = offline.SUITES["core"]
+    assert ran[-1][1:] == ("-m", "pytest", "-m", marks, "tests/drills")
+    (line,) = [json.loads(text) for text in record.read_text(encoding="utf-8").splitlines()]
+    assert (line["command"], line["counts"]) == (f"pytest -m '{marks}' tests/drills", {"passed": 3})
+    assert record.with_suffix(".md").exists() is (code == 0)

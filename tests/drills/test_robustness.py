@@ -62,4 +62,15 @@ def test_lines_are_found_again_and_make_a_page(tmp_path):
     assert "| median | 60.0 ± 14.1 |  | 25.0 ± 0.0 (ended after 9, 20 rounds) |" in text
     assert "| median |  | 35.0 ± 14.1 |" in text
     assert "| 30% | 0 | 100 of 100 | 3 | 25 / 30.5 / 36 | 9 | 60 | 90.0 | yes |" in text
-    assert "a machine" in text
+    assert "- false sites: code not recorded on a machine, 4 lines\n" in text
+    assert "- sites that drop out: code not recorded on not recorded, 1 line\n" in text
+
+
+def test_the_page_names_the_code_of_every_part(tmp_path):
+    line = {"drill": "malicious", "algorithm": "fedavg", "rule": "mean", "attack": "none", "false": 0, "seed": 0}
+    line |= {"rounds": robustness_page.ROUNDS, "accuracy": 0.5, "machine": "a machine", "code": "0a"}
+    path = tmp_path / "robustness.jsonl"
+    lines = [line, line | {"seed": 1}, line | {"seed": 2, "code": "0b"}]
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    text = page(path).read_text(encoding="utf-8")
+    assert "- false sites: code 0a on a machine, 2 lines\n- false sites: code 0b on a machine, 1 line\n" in text

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from drills import strangers
+from drills import attacks, strangers
 from drills.strangers import FLOODS, SLACK, later_floods
 
 pytestmark = pytest.mark.flower
@@ -60,3 +60,20 @@ def test_a_broken_promise_is_the_exit_code(monkeypatch, tmp_path, broken):
     assert strangers.main(out) == 0
     monkeypatch.setattr(strangers, "drill", lambda *arguments: [kept | broken])
     assert strangers.main(out) == 1
+
+
+def test_equal_rejections_of_a_round_are_all_counted(monkeypatch, tmp_path):
+    reason = "The reply was not written by the site that it names: its code is wrong."
+    rejected = [{"site": "a", "reason": reason, "times": 4}, {"site": "b", "reason": reason}]
+    events = [{"event": "round", "rejected": [*rejected, {"site": "c", "reason": "late", "times": 9}]}]
+    monkeypatch.setattr(attacks, "listed", lambda folder, *kinds: events)
+    assert attacks._reasons(tmp_path, "code is wrong") == 5
+
+
+def test_a_record_that_counted_equal_rejections_once_is_corrected_on_its_page():
+    seen = "80 sent, 4 stored by the SuperLink, 1 rejected by the coordinator: the code is wrong"
+    rejected = [{"site": "a", "reason": "its code is wrong", "times": 4}, {"site": "a", "reason": "late", "times": 2}]
+    rounds = [{"round": 24, "rejected": rejected}, {"round": 25, "rejected": None}]
+    assert strangers._seen({"seen": seen, "incomplete_rounds": rounds}) == seen.replace("1 rejected", "4 rejected")
+    assert strangers._seen({"seen": seen, "incomplete_rounds": []}) == seen
+    assert strangers._seen({"seen": "status 400"}) == "status 400"

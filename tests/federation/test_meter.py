@@ -7,13 +7,14 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("cryptography")
 
 from fedabml.federation import init, proxy
-from fedabml.federation.meter import MAX_LOG, Meter, Tail, budget, refused_sites
+from fedabml.federation.meter import LOOK, MAX_LOG, REACTION, Meter, Tail, budget, most_kept, refused_sites
 from tests.federation.deployed import APP, WAIT, folder_of, request, until, upstream
 from tests.federation.test_proxy import FLEET, needs_nginx
 
@@ -60,6 +61,18 @@ def test_a_site_beyond_its_budget_is_refused_until_the_next_event(folder):
     append(folder.events_file, json.dumps({"event": "round", "round": 1}))
     assert meter.look() and meter.refused == frozenset() and refused_sites(folder) == {}
     assert meter.refused_file.read_text() == ""
+
+
+def test_the_bytes_that_a_site_can_store_are_those_of_the_guide(tmp_path):
+    settings, small = folder_of(tmp_path).settings, folder_of(tmp_path / "small", max_message_mb=1).settings
+    guide = " ".join((Path(__file__).parents[2] / "docs/deploy.md").read_text(encoding="utf-8").split())
+    passing = most_kept(settings) - budget(settings)
+    assert f"by default {budget(settings) / 1e6:.0f} MB. By default another {passing / 1e6:.0f} MB can pass" in guide
+    parts = proxy.large_parts(small) + 1 + 10 * REACTION + proxy.SITE_CONNECTIONS
+    messages = 41 + 50 * REACTION
+    small_parts = 1001 + 100 * REACTION
+    whole = 10_000_000 + parts * (5 * 2**20 + 2**16) + messages * 2**18 + small_parts * 9_999
+    assert most_kept(small) == whole and LOOK < REACTION
 
 
 def test_it_begins_with_what_is_new_and_keeps_logs_small(folder):

@@ -170,6 +170,22 @@ def test_large_parts_of_a_site_are_limited_and_those_of_another_are_not(tmp_path
 
 
 @needs_nginx
+def test_messages_of_a_site_are_limited_and_those_of_another_are_not(tmp_path):
+    folder = folder_of(tmp_path, max_message_mb=1)
+    with upstream(folder), running_nginx(folder):
+        with connected(folder) as send:
+            for _ in range(proxy.MESSAGE_BURST):  # polls leave the messages their own burst
+                assert send(f"{FLEET}/pull-messages", b"x") == 200
+            statuses = []
+            while statuses.count(503) < 3:
+                statuses.append(send(f"{FLEET}/push-messages", b"x"))
+                assert len(statuses) < 50_000
+        assert set(statuses) == {200, 503}
+        assert statuses[: proxy.MESSAGE_BURST + 1] == [200] * (proxy.MESSAGE_BURST + 1)
+        assert request(folder, f"{FLEET}/push-messages", b"x", site="b")[0] == 200
+
+
+@needs_nginx
 def test_a_server_with_a_certificate_of_another_authority_gets_nothing(tmp_path):
     folder = folder_of(tmp_path)
     false = keys.make_server_certificate(keys.make_authority("false"), "localhost")

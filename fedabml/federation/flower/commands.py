@@ -100,8 +100,9 @@ def environment(folder: ServerFolder | SiteFolder) -> dict[str, str]:
 def message_environment(folder: ServerFolder | SiteFolder) -> dict[str, str]:
     """Return the environment of a SuperLink or SuperNode, whose threads hold large messages for a moment.
 
-    glibc would keep much of what they free: under floods a SuperLink grew by 10 MB per 72 MB of messages. With these
-    settings freed memory goes back to the system. Where the environment has a variable MALLOC_…, none is set.
+    glibc would keep much of what they free, and a SuperLink would grow under floods of messages. With these settings
+    freed memory goes back to the system; `drills.strangers` measures a SuperLink under eight floods. Where the
+    environment has a variable MALLOC_…, none is set.
     """
     own = any(name.startswith("MALLOC_") for name in os.environ)
     return environment(folder) | ({} if own else _GIVE_MEMORY_BACK)

@@ -17,10 +17,12 @@ from flwr.app.error import Error
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
 from fedabml.errors import InputError
+from fedabml.federation import proxy
 from fedabml.federation.flower import codec
 from fedabml.federation.flower.objects import inflate
 from fedabml.federation.flower.transport import FlowerTransport
 from fedabml.federation.messages import Order, Reply
+from fedabml.federation.settings import Settings
 
 pytestmark = pytest.mark.flower
 SECRET, OTHER = b"s" * 32, b"o" * 32
@@ -81,6 +83,17 @@ def test_few_objects_carry_a_message() -> None:
     assert len(get_all_nested_objects(small)) == 3
     large = replace(ORDER, tensors={"a": torch.zeros(codec.INLINE), "b": torch.ones(4)})
     assert len(get_all_nested_objects(Message(codec.order_content(large, SECRET), 1, codec.MESSAGE_TYPE))) == 6
+
+
+@pytest.mark.parametrize("megabytes", [1, 16])
+def test_the_largest_message_is_one_burst_of_large_parts(megabytes: int) -> None:
+    tensors = {f"layer{i}.mean": torch.zeros((megabytes << 20) // 8, dtype=torch.float32) for i in range(2)}
+    tensors |= {f"small{i}.mean": torch.zeros(0) for i in range(codec.MAX_TENSORS // 10)}  # long fields
+    message = Message(codec.reply_content(replace(REPLY, tensors=tensors), SECRET), 1, codec.MESSAGE_TYPE)
+    parts = [len(item.deflate()) for item in get_all_nested_objects(message).values()]
+    settings = Settings(federation="d" * 32, name="drill", host="localhost", max_message_mb=megabytes)
+    assert 0 < sum(part > proxy.SMALL for part in parts) <= proxy.large_parts(settings)
+    assert max(parts) < proxy.CALLS["push-object"] - 1000  # the request names the object, too
 
 
 def test_a_foreign_code_is_refused() -> None:
