@@ -434,6 +434,7 @@ def predict(
     from ..report.predictions_page import render_predictions
     from ..runs.prediction_columns import as_text, output_columns, with_ids
     from ..runs.prior import load_posterior
+    from ..runs.progress import Notes
 
     _check_apart(out, data, posterior)
     if report:
@@ -454,7 +455,8 @@ def predict(
         if name != "x":
             note(f"'{data}' has no array x, so the command predicts {name}.")
         x = arrays[name]
-    p = loaded.predict(x, samples=samples, seed=seed, device=device, id=id_column)
+    with Notes():
+        p = loaded.predict(x, samples=samples, seed=seed, device=device, id=id_column)
     predicted = output_columns(dataclasses.replace(p, ids=None), spec, levels)
     columns: dict[str, Any] = ({"file": files} if files else {}) | with_ids(predicted, p.ids, spec)
     rows = enumerate(zip(*columns.values(), strict=True))

@@ -102,7 +102,6 @@ class SiteReport:
             few = f" ° With fewer than {FEW_OF_CLASS} rows of a class, chance decides this value."
         base = self.base.get("NLL", math.nan)
         better = f" The base rate is better still: NLL {base:.3f}." if base < self.nll[self.best] else ""
-        # Where so few rows tell nothing, half is NaN, and so the comparison is false.
         # Of few rows, half is NaN and this is false.
         if self.worse and all(mean <= half for mean, half in self.worse.values()):
             title = f"No significant difference at this site; {best} has the lowest NLL"
@@ -137,7 +136,8 @@ def is_quick(prior: Prior, rows: int, validation: float | Sequence[int], batch_s
 
     Training alone is what takes time: its steps are limited, and the weights of its network.
     """
-    held = rows * validation if is_number(validation) else len(validation)
+    given: Any = validation
+    held = rows * given if is_number(given) else len(given)
     steps = math.ceil((rows - held) / (batch_size or prior.batch_size)) * sum(ALONE_EPOCHS)
     spec = prior.input_spec
     return len(spec.shape) == 1 and steps <= QUICK_STEPS and spec.network.layout.size <= QUICK_WEIGHTS
