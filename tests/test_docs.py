@@ -457,7 +457,7 @@ def test_the_section_from_python_of_the_guide_runs(capsys):
     (block,) = [text for text in blocks(ROOT / "docs/guide.md", "python") if "fedabml.compare(" in text]
     space = execute(block, {})
     assert {row.label for row in space["comparison"].rows} == {"fedabml", "fedavg-ft", "local"}
-    assert len(space["comparison"].frame()) == 3 * 2 * 20 and len(space["tuned"].frame()) == 2
+    assert len(space["comparison"].frame()) == 3 * 2 * 20 and len(space["tuned"].frame()) == 2 + 1
     assert len(space["run"].frame()) == 20 and "n_train" in capsys.readouterr().out
 
 

@@ -166,7 +166,8 @@ def personalize(
     reveals facts about the client's data, so keep it at the client.
 
     With --validation, the command holds out a share of the client's rows. On these rows it calibrates the posterior,
-    chooses the threshold for --aim, and sets the limits of prediction sets (or intervals) and of alarms.
+    chooses the threshold for --aim, and sets the limits of prediction sets (or intervals) and of alarms. With --client
+    it holds out the validation rows of the run in place of the share, if the run has any.
 
     Example: `fedabml personalize runs/digits-few-fedabml-0 --data client.npz --out posterior.safetensors`
 
@@ -184,7 +185,7 @@ def personalize(
     """
     from ..files.paths import check_new
     from ..runs.prior import load_prior
-    from ..runs.train import client_rows
+    from ..runs.train import ClientRows, client_rows
 
     check_comparison(compare, flags)
     if (data is None) == (client is None):
@@ -196,10 +197,14 @@ def personalize(
     loaded = load_prior(source, model or _folder_of(source.parent))
     if data is not None:
         x, y, test, encoded = *_client_data(data, loaded.input_spec.with_id(id_column)), False
+        rows = ClientRows(x, y, encoded, flags["validation"], False)
     else:
         plan, saved = saved_config(prior)
-        (x, y, encoded), test = client_rows(_data_of(prior, plan, saved), loaded, str(client)), None
-    posterior = loaded.personalize(x, y, seed=seed, device=device, encoded=encoded, id=id_column, **flags)
+        rows, test = client_rows(_data_of(prior, plan, saved), loaded, str(client), flags["validation"]), None
+        x, y, encoded = rows.x, rows.y, rows.encoded
+    flags["validation"] = rows.validation
+    options: dict[str, Any] = {"seed": seed, "device": device, "encoded": encoded}
+    posterior = loaded.personalize(x, y, id=id_column, trained_on=rows.trained_on, **options, **flags)
     scores = _scores(posterior.predict(test[0], seed=seed, device=device), test[1]) if test else {}
     posterior.save(out)
     print_line(f"samples     {len(x)}")
@@ -207,12 +212,12 @@ def personalize(
         print_line(f"{name:<11} {number(value)} on {len(test[1]) if test else 0} test samples")
     for line in posterior_lines(posterior):
         print_line(line)
-    print_comparison(compare, loaded, (x, y), posterior, flags, seed=seed, device=device, encoded=encoded)
+    print_comparison(compare, loaded, (x, y), posterior, flags, **options)
     print_line(f"prior       {loaded.digest[:16]} (digest)")
     print_line(f"posterior   {out}")
     spec = loaded.input_spec
-    rows = "ROWS.csv" if spec.recipe else "IMAGES" if spec.images else "INPUTS.npz"
-    words = [str(out), "--data", rows, "--out", "predictions.csv", "--report", "predictions.html"]
+    inputs = "ROWS.csv" if spec.recipe else "IMAGES" if spec.images else "INPUTS.npz"
+    words = [str(out), "--data", inputs, "--out", "predictions.csv", "--report", "predictions.html"]
     print_line(f"next        fedabml predict {shlex.join(words)} (the page shows rows with alarms)")
 
 
@@ -237,10 +242,12 @@ def posterior_lines(posterior: Posterior) -> list[str]:
     from ..data.arrays import STRUCTURED
     from ..evaluation.measures import positive_class
     from ..runs.prediction_columns import class_names
+    from ..runs.trust import TRAINED_ON
 
     spec = posterior.input_spec
     positive = positive_class({"class_names": class_names(spec)})
-    return [*trust_lines(posterior.trust, spec.task in STRUCTURED, positive), *alarm_lines(posterior)]
+    caution = [f"caution     {TRAINED_ON}"] if posterior.trust and posterior.trust.trained_on else []
+    return [*trust_lines(posterior.trust, spec.task in STRUCTURED, positive), *caution, *alarm_lines(posterior)]
 
 
 def trust_lines(trust: Trust | None, several: bool, positive: str = "") -> list[str]:
@@ -255,9 +262,11 @@ def trust_lines(trust: Trust | None, several: bool, positive: str = "") -> list[
     if trust.nll_before is not None:
         how = f"temperature {trust.temperature:.3g}" if trust.kind == "temperature" else trust.kind
         pairs = [("NLL", trust.nll_before, trust.nll_after), ("ECE", trust.ece_before, trust.ece_after)]
-        effect = ", ".join(f"{name} {number(a)} → {number(b)}" for name, a, b in pairs if b is not None)
+        # Rounding may leave the NLL of certain predictions just below 0.
+        shown = [(name, number(max(0.0, a or 0.0)), number(max(0.0, b))) for name, a, b in pairs if b is not None]
+        effect = ", ".join(f"{name} {a} → {b}" for name, a, b in shown)
         # Where calibration changes nothing, chance alone makes the NLL rise a little in about half of all cases.
-        harm = trust.nll_after is not None and trust.nll_after > HARM * trust.nll_before
+        harm = trust.nll_after is not None and trust.nll_after > HARM * trust.nll_before and shown[0][1] != shown[0][2]
         worse = "; the NLL rises, and --calibration none leaves the probabilities as they are" * harm
         lines.append(f"calibration {how}" + ("" if trust.kind == "none" else f": {effect} (cross-validated){worse}"))
     if trust.threshold is not None:
@@ -270,7 +279,8 @@ def trust_lines(trust: Trust | None, several: bool, positive: str = "") -> list[
     enough = trust.quantile < float("inf")
     what = "sets" if trust.nll_before is not None else "intervals"
     needed = f": {trust.rows} validation row{'s are' if plural else ' is'} too few, so they hold everything"
-    needed = ", on average over new rows like those held out" if enough else needed
+    fair = ", on average over new rows like those held out"
+    needed = needed if not enough else "; of new rows perhaps fewer" if trust.trained_on else fair
     several_answers = "no sets: they are made for one label per input, and here are several"
     lines.append("coverage    " + (several_answers if several else f"{trust.coverage:.0%} {what}{needed}"))
     return lines
@@ -424,6 +434,7 @@ def predict(
     from ..report.predictions_page import render_predictions
     from ..runs.prediction_columns import as_text, output_columns, with_ids
     from ..runs.prior import load_posterior
+    from ..runs.progress import Notes
 
     _check_apart(out, data, posterior)
     if report:
@@ -444,7 +455,8 @@ def predict(
         if name != "x":
             note(f"'{data}' has no array x, so the command predicts {name}.")
         x = arrays[name]
-    p = loaded.predict(x, samples=samples, seed=seed, device=device, id=id_column)
+    with Notes():
+        p = loaded.predict(x, samples=samples, seed=seed, device=device, id=id_column)
     predicted = output_columns(dataclasses.replace(p, ids=None), spec, levels)
     columns: dict[str, Any] = ({"file": files} if files else {}) | with_ids(predicted, p.ids, spec)
     rows = enumerate(zip(*columns.values(), strict=True))

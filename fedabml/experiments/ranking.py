@@ -211,8 +211,16 @@ class Comparison:
                     yield {"algorithm": row.label, "seed": seed, **dict(zip(present, values, strict=True))}
 
     def frame(self, by: str = "client") -> pd.DataFrame:
-        """Return the records as a DataFrame: a row per algorithm, seed and client, or per algorithm."""
-        return frame(self.records(by))
+        """Return the records as a DataFrame: a row per algorithm, seed and client, or per algorithm.
+
+        By algorithm the last row is the base rate, if the results have it.
+        """
+        records = self.records(by)
+        if by == "algorithm" and self.base:
+            scored = {key for row in self.rows for key in row.scores}
+            base = {key: value for key, value in self.base.items() if key in scored}
+            records.append({"algorithm": BASE, "best": False, **base})
+        return frame(records)
 
     def finished(self, label: str) -> dict[int, Result]:
         """Return the results of a row that have scores, by seed."""

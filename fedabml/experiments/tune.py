@@ -37,6 +37,7 @@ from ..runs.config import DATA_KEYS, JsonDict, RunConfig, command_line_name, to_
 from ..runs.request import command, flags, flat
 from .cell import MACHINE
 from .ledger import Ledger
+from .ranking import BASE
 from .request import claim, read, real_paths
 from .runner import SILENT, Callbacks, refusals
 from .search import Search, Trial
@@ -118,8 +119,9 @@ class Tuned:
         ]
 
     def frame(self) -> pd.DataFrame:
-        """Return the records as a DataFrame, a row per trial."""
-        return frame(self.records())
+        """Return the records as a DataFrame, a row per trial; the last row is the base rate, if it is known."""
+        base = dict(zip(("value", "nll"), self.base, strict=True)) if self.base[0] is not None else None
+        return frame([*self.records(), *([{"algorithm": BASE, "measure": self.measure, **base}] if base else [])])
 
     def best(self, algorithm: str, count: int = 1) -> list[Trial]:
         """Return the best trials of an algorithm that neither diverged nor were refused; the first was confirmed."""

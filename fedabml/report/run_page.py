@@ -130,7 +130,7 @@ def _tiles(run: SavedRun) -> Section:
             value = _formatted(run, measure, run.number(key))
             css_class = "lead" if key == lead else "words" if value == TOO_FEW else ""
             measure = in_words(measure, run.summary)
-            meaning = f"{measure.meaning} {_of_large(run, key)}".rstrip()
+            meaning = _with_clients(measure, _of_large(run, key))
             if (base := run.number(f"base_{key}")) is not None:
                 meaning += f"; base rate {measure.format(base)}"
             tiles.append(Tile(measure.title, value, meaning, css_class))
@@ -156,6 +156,12 @@ def _scores(run: SavedRun) -> list[Section]:
         hints = [*[""] * (len(head) - 3), "share of the class's samples that are found", *hints[1:]]
         sections.append(Section("Classes", tables=[Table(head, [Row(row) for row in rows], hints, notes=[note])]))
     return sections
+
+
+def _with_clients(measure: Measure, clients: str) -> str:
+    """Return a measure's meaning with the clients that count in it, where not all do."""
+    link = " " if measure.meaning.endswith("clients") else "; over clients "
+    return f"{measure.meaning}{link}{clients}" if clients else measure.meaning
 
 
 def _of_large(run: SavedRun, key: str) -> str:
@@ -214,7 +220,7 @@ def _comparison(runs: Sequence[SavedRun]) -> Section:
         notes.append(BASE_NOTE)
     head = ["Run", *(key.capitalize() for key in settings), *(measure.title for measure in measures)]
     who = {m.key: next((who for r in runs if not r.regression and (who := _of_large(r, m.key))), "") for m in measures}
-    hints = [*[""] * (1 + len(settings)), *(f"{m.meaning} {who[m.key]}".rstrip() for m in measures)]
+    hints = [*[""] * (1 + len(settings)), *(_with_clients(m, who[m.key]) for m in measures)]
     if len({run.dataset for run in runs}) > 1:
         notes.append("The runs use different data: the charts show them together, but their numbers do not compare.")
     if any(run.number(key) is not None for key in of_one for run in runs):

@@ -22,7 +22,7 @@ import numpy as np
 
 from ..accel.process import borrowed
 from ..algorithms.local import Local
-from ..arguments import checks_arguments
+from ..arguments import checks_arguments, is_number
 from ..errors import InputError
 from ..evaluation import calibration
 from ..evaluation.decisions import RESAMPLES, auroc, base_rate, base_regression, bootstrap, wilson
@@ -33,7 +33,7 @@ from ..files.sheets import html_card
 from .posterior import Posterior
 from .prediction_columns import class_names
 from .prior import Prior, rows_digest
-from .trust import Trust
+from .trust import TRAINED_ON, Trust
 
 ALONE_EPOCHS = (20, 100)  # that training alone tries; the better one counts, which favours it
 MODEL_NAMES = {"posterior": "its posterior", "prior": "the prior", "alone": "training alone"}
@@ -68,6 +68,7 @@ class SiteReport:
     # Of a model that knows the training targets alone, by measure; empty for several answers per input.
     base: dict[str, float] = field(default_factory=dict)
     positive: str = ""  # the positive class of two, as `measures.positive_class` names it
+    trained_on: bool = False  # whether the prior is known to have been trained on the rows held out
 
     def __repr__(self) -> str:
         return self.sentence
@@ -101,7 +102,13 @@ class SiteReport:
             few = f" ° With fewer than {FEW_OF_CLASS} rows of a class, chance decides this value."
         base = self.base.get("NLL", math.nan)
         better = f" The base rate is better still: NLL {base:.3f}." if base < self.nll[self.best] else ""
-        return f"{best[0].upper()}{best[1:]} serves this site best: {scored}; {', '.join(parts)}.{better}{few}"
+        # Of few rows, half is NaN and this is false.
+        if self.worse and all(mean <= half for mean, half in self.worse.values()):
+            title = f"No significant difference at this site; {best} has the lowest NLL"
+        else:
+            title = f"{best[0].upper()}{best[1:]} serves this site best"
+        caution = f" {TRAINED_ON}" if self.trained_on else ""
+        return f"{title}: {scored}; {', '.join(parts)}.{better}{few}{caution}"
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Return the head and the rows of a table of all scores, a row per model."""
@@ -124,12 +131,14 @@ def held_out_rows(count: int) -> str:
     return f"{count} row{'s' * (count != 1)} held out"
 
 
-def is_quick(prior: Prior, rows: int, validation: float, batch_size: int | None = None) -> bool:
+def is_quick(prior: Prior, rows: int, validation: float | Sequence[int], batch_size: int | None = None) -> bool:
     """Return whether comparing on so many rows takes seconds: for tables and other inputs of one axis, if they are few.
 
     Training alone is what takes time: its steps are limited, and the weights of its network.
     """
-    steps = math.ceil(rows * (1 - validation) / (batch_size or prior.batch_size)) * sum(ALONE_EPOCHS)
+    given: Any = validation
+    held = rows * given if is_number(given) else len(given)
+    steps = math.ceil((rows - held) / (batch_size or prior.batch_size)) * sum(ALONE_EPOCHS)
     spec = prior.input_spec
     return len(spec.shape) == 1 and steps <= QUICK_STEPS and spec.network.layout.size <= QUICK_WEIGHTS
 
@@ -140,7 +149,7 @@ def compare_at_site(
     prior: Prior,
     x: Any,
     y: Any = None,
-    validation: float = 0.3,
+    validation: float | Sequence[int] = 0.3,
     seed: int = 0,
     device: str = "auto",
     *,
@@ -152,6 +161,9 @@ def compare_at_site(
     posterior: Posterior | None = None,
 ) -> SiteReport:
     """Hold out a share of a site's rows and compare the prior, the site's posterior and training alone on them.
+
+    The prior must not have been trained on these rows: if it was, it and the posterior look better than they are. So
+    `validation` is a share, or the numbers of the rows that the prior never saw.
 
     `x` and `y` are those of `Prior.personalize`, as are `epochs` and `lr`, which make the posterior, and `batch_size`
     and `class_weights`, which also hold for training alone. `posterior` is one that `personalize` has made of the same
@@ -202,7 +214,7 @@ def compare_at_site(
     positive = positive_class({"class_names": class_names(prior.input_spec)})
     ordered = {name: worse[name] for name in losses if name in worse}
     base = _base(prior.input_spec.task, train[1], held[1], prior.input_spec.classes or 0)
-    return SiteReport(len(held[1]), means, ordered, scores, kind, base, positive)
+    return SiteReport(len(held[1]), means, ordered, scores, kind, base, positive, bool(trust and trust.trained_on))
 
 
 def _base(task: str, train: np.ndarray, y: np.ndarray, classes: int) -> dict[str, float]:

@@ -248,10 +248,14 @@ class InputSpec:
             raise InputError(f"x{end} has {len(inputs)} rows, y{end} has {len(outputs)}. Give one y for each row of x.")
         return inputs, self._in_domain(outputs, f"y{end}")
 
+    def clients(self, frame: Any) -> tuple[str, int]:
+        """Return the name of the column of clients, and how many a table has there; 1 if it has no such column."""
+        name = self.recipe.client if self.recipe else ""
+        return name, len(clients_of(frame[name].dropna())[0]) if frame is not None and name in frame else 1
+
     def _refuse_several_clients(self, frame: Any) -> None:
         """Refuse a table with rows of more than one client, which would be pooled in one posterior."""
-        name = self.recipe.client if self.recipe else ""
-        clients = len(clients_of(frame[name].dropna())[0]) if name in frame else 1
+        name, clients = self.clients(frame)
         if clients > 1:
             raise InputError(
                 f"The table has rows of {clients} clients in its column '{name}', but a posterior belongs to one "

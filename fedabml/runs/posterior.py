@@ -8,6 +8,7 @@ It is made by `Prior.personalize`, and read from its file by `load_posterior`.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import threading
 import weakref
@@ -41,6 +42,8 @@ from .input_spec import FORMATS, Inputs, InputSpec
 from .prediction_columns import output_columns
 from .tokens import padding_of
 from .trust import Trust, flagged
+
+log = logging.getLogger("fedabml")
 
 MOST_KEPT = 256 << 20  # bytes of weight samples that all posteriors of the process together keep between predictions
 MOST_KEEPERS = 8  # posteriors that keep weight samples, and with them a network on their device
@@ -101,12 +104,16 @@ class Posterior:
 
         If the prior was trained on a table, `x` is one, as for `personalize`, and `decode()` names the classes. The
         prediction's `ids` are those of the column `id`, by default the one that training or `personalize` named. Its
-        `frame()` is a DataFrame with the columns of `fedabml predict`.
+        `frame()` is a DataFrame with the columns of `fedabml predict`. Rows of several clients are a warning of the
+        logger "fedabml", because all are predicted with this client's posterior.
         """
         samples = self.samples if samples is None else sample_count(samples)
         spec = self.input_spec.with_id(id)
         frame = spec.table(x, encoded)
         ids = spec.ids(frame, needed=id is not None)
+        column, clients = spec.clients(frame)
+        if clients > 1:
+            log.warning("Rows of %s clients in '%s': all are predicted with one client's posterior.", clients, column)
         read = self.read(x if frame is None else frame, encoded)
         p = self.predict_inputs(read, samples, seed, device)
         return dataclasses.replace(p, ids=ids, named=partial(output_columns, input_spec=spec))

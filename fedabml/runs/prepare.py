@@ -118,7 +118,8 @@ def prepare(
     raw = np.stack([fed.x[fed.train[0][0]]] * 2).astype(np.float32)
     probe = torch.as_tensor((raw - np.asarray(fed.shift)) / np.asarray(fed.scale)).float()
     algorithm.init(network.initial, network.layout)  # raises before anything is written
-    likelihood.check(_probed(network, probe, torch.as_tensor(raw)))
+    outputs = _probed(network, probe, torch.as_tensor(raw))
+    likelihood.check(outputs)
     execution, note = choose_backend(backend, network.to("cpu", torch.float32), probe, target)
     backend, workers = execution.backend, execution.workers if workers is None else workers
     channels_last = execution.channels_last if channels_last is None else channels_last
@@ -135,6 +136,11 @@ def prepare(
         ),
     )  # fmt: skip
     notes = [*algorithm.notes(), *(text for text in (note_off, note, unscaled, made.note) if text), *_notes(cohort)]
+    if isinstance(likelihood, likelihoods.Categorical) and _are_probabilities(outputs):
+        notes.append(
+            "The model's outputs look like probabilities: they are between 0 and 1, and each row sums to 1. The loss "
+            "needs logits. Remove the softmax from the model's end."
+        )
     if dtype != requested:
         notes.append(f"The network runs in float32: {requested} is too coarse for differences of gradients.")
     if compile and not cohort.executor.compile:
@@ -222,6 +228,14 @@ def _probed(network: Network, x: torch.Tensor, raw: torch.Tensor) -> torch.Tenso
             f"{error} The model accepts the original inputs, but fedabml standardises them, (x - mean) / std. Make the "
             "federation with normalize='none'."
         ) from error
+
+
+def _are_probabilities(outputs: torch.Tensor) -> bool:
+    """Return whether outputs [n, classes] are between 0 and 1 and every row sums to 1, as after a softmax."""
+    if outputs.ndim != 2 or outputs.shape[1] < 2:
+        return False
+    within = bool(((outputs >= 0) & (outputs <= 1)).all())
+    return within and torch.allclose(outputs.sum(1), torch.ones(len(outputs), device=outputs.device), atol=1e-5)
 
 
 def _weights_hash(network: Network) -> str:

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from .. import algorithms, models
 from ..accel.process import borrowed
 from ..algorithms.base import Algorithm, State
-from ..arguments import check_fields, checked_integer, checks_arguments
+from ..arguments import check_fields, checked_integer, checks_arguments, is_number
 from ..data import Federation
 from ..data.ranges import LEAST_OWN, Ranges
 from ..engine.autotune import device_of
@@ -98,7 +98,8 @@ class Prior:
         *,
         encoded: bool = False,
         id: str | None = None,
-        validation: float = 0.0,
+        validation: float | Sequence[int] = 0.0,
+        trained_on: bool = False,
         aim: str = "",
         coverage: float = COVERAGE,
         false_alarms: float = FALSE_ALARMS,
@@ -114,12 +115,14 @@ class Prior:
         prior's recipe has encoded. `id` is the table's column of identifiers, which predictions carry; unless given, it
         is the one named in training.
 
-        With `validation`, this share of the rows is held out. On it the posterior is calibrated, a threshold is chosen
-        for the `aim` (`f1`, `recall>=0.8`, `precision>=0.8`, `cost:MISS,ALARM`), sets or intervals get the `coverage`,
-        and unusual inputs are flagged with a share of `false_alarms`: see `runs.trust`. `calibration` is `temperature`,
-        `isotonic` (for at least 100 rows held out) or `none`. The aim `cost:costs.csv` names a matrix of costs for any
-        number of classes: see `evaluation.decision_costs`. Without `validation` these options are refused, because they
-        would have no effect.
+        With `validation`, this share of the rows is held out, or the rows of these numbers. On them the posterior is
+        calibrated, a threshold is chosen for the `aim` (`f1`, `recall>=0.8`, `precision>=0.8`, `cost:MISS,ALARM`), sets
+        or intervals get the `coverage`, and unusual inputs are flagged with a share of `false_alarms`: see
+        `runs.trust`. `calibration` is `temperature`, `isotonic` (for at least 100 rows held out) or `none`. The aim
+        `cost:costs.csv` names a matrix of costs for any number of classes: see `evaluation.decision_costs`. Without
+        `validation` these options are refused, because they would have no effect. `trained_on` says that the prior was
+        trained on the rows held out: calibration and coverage then look better than they are, which the posterior's
+        `trust` records.
 
         `class_weights` default to those of the federation's training. `none` gives none; `balanced` goes by this
         client's rows, because a prior does not hold the counts of other clients.
@@ -127,6 +130,7 @@ class Prior:
         `kept` is what the client has kept between rounds, for an algorithm that keeps something; without it the client
         begins as one that never took part.
         """
+        holds_out = validation != 0 if is_number(validation) else True
         costs = DecisionCosts.of_aim(aim, class_names(self.input_spec))
         shown_aim, aim = (short_aim(aim), "") if costs else (aim, aim)
         Trust.check_options(self.input_spec.classes, coverage, aim, false_alarms, calibration)
@@ -134,7 +138,7 @@ class Prior:
         options |= {"A calibration": (calibration, CALIBRATION)}
         options |= {"A share of false alarms": (false_alarms, FALSE_ALARMS)}
         for option, (given, default) in options.items():
-            if given != default and not validation:
+            if given != default and not holds_out:
                 way = "give validation=0.2 (--validation 0.2), or another share."
                 raise InputError(f"{option} needs validation rows: {way}")
         changes: dict[str, Any] = {"personal_epochs": epochs, "personal_lr": lr}
@@ -144,7 +148,7 @@ class Prior:
         frame, seed = spec.table(x, encoded), checked_integer(seed, "seed", 0)
         spec.ids(frame, needed=id is not None)
         fed = spec.federation(x if frame is None else frame, y, encoded)
-        fed = _held_out(fed, validation, seed) if validation else fed
+        fed = _held_out(fed, validation, seed) if holds_out else fed
         likelihood = spec.likelihood
         if class_weights is not None:
             likelihood = weighted(likelihood, class_weights, fed.label_counts("train").sum(0).tolist())
@@ -162,7 +166,7 @@ class Prior:
         level = None if offsets is None else offsets[0].cpu()
         posterior = Posterior(q, spec, level, algorithm.predict_samples, self.digest)
         columns, federation = spec.columns(frame, fed.x), spec.recipe.ranges if spec.recipe else None
-        if not validation:
+        if not holds_out:
             if columns is None or federation or len(fed.y) < LEAST_OWN:
                 return posterior
             own_ranges = Ranges.fit(columns)
@@ -180,11 +184,13 @@ class Prior:
             checks["columns"] = columns if federation else new
         p = posterior.predict(held, seed=seed, device=device, encoded=True)
         trust = Trust.fit(p, y_held, coverage=coverage, aim=aim, false_alarms=false_alarms, kind=calibration, **checks)
-        trust = dataclasses.replace(trust, aim=shown_aim, costs=costs, held_out=rows_digest(held, y_held))
+        trust = dataclasses.replace(
+            trust, aim=shown_aim, costs=costs, held_out=rows_digest(held, y_held), trained_on=trained_on
+        )
         return dataclasses.replace(posterior, trust=trust)
 
     def hold_out(
-        self, x: Any, y: Any, validation: float, seed: int = 0, encoded: bool = False
+        self, x: Any, y: Any, validation: float | Sequence[int], seed: int = 0, encoded: bool = False
     ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
         """Return a client's rows as encoded (x, y), those to train on and those that `personalize` would hold out."""
         fed = _held_out(self.input_spec.federation(x, y, encoded), validation, seed)
@@ -226,12 +232,23 @@ def rows_digest(x: np.ndarray, y: np.ndarray) -> str:
     return hashlib.sha256(x.tobytes() + y.tobytes()).hexdigest()[:16]
 
 
-def _held_out(fed: Federation, fraction: float, seed: int) -> Federation:
-    """Move a share of the only client's rows to its validation rows; the normalisation stays that of the prior."""
-    held_out = fed.hold_out(fraction, seed)
-    if not held_out.val.counts[0] or held_out.train.counts[0] < 2:
-        raise InputError(f"{len(fed.y)} rows are too few to hold out a share of {fraction} for validation.")
-    return dataclasses.replace(fed, train=held_out.train, val=held_out.val)
+def _held_out(fed: Federation, validation: Any, seed: int) -> Federation:
+    """Move a share of the only client's rows, or the rows of these numbers, to its validation rows.
+
+    The normalisation stays that of the prior.
+    """
+    if is_number(validation):
+        held_out = fed.hold_out(validation, seed)
+        train, val, part = held_out.train, held_out.val, f"a share of {validation}"
+    else:
+        chosen = np.asarray(validation, np.int64)
+        if ((chosen < 0) | (chosen >= len(fed.y))).any():
+            raise InputError(f"The rows to hold out must be numbers from 0 to {len(fed.y) - 1}.")
+        train, val = fed.train.split(np.isin(fed.train.index, chosen))
+        part = f"{len(val.index)} rows"
+    if not val.counts[0] or train.counts[0] < 2:
+        raise InputError(f"{len(fed.y)} rows are too few to hold out {part} for validation.")
+    return dataclasses.replace(fed, train=train, val=val)
 
 
 @checks_arguments

@@ -11,14 +11,15 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
 from ..accel.process import borrowed
 from ..algorithms import Algorithm, name_of
-from ..arguments import checked_integer, checks_arguments
+from ..arguments import checked_integer, checks_arguments, is_number
 from ..data import Federation, save_manifest
 from ..engine.checkpoint import Checkpoint
 from ..engine.processes import World, agree, with_folder_lock
@@ -77,12 +78,17 @@ class Run:
     def posterior(self, client: str | int, **options: Any) -> Posterior:
         """Make the posterior of a client of the run, by its name or number, from its training rows.
 
-        `options` are those of `Prior.personalize`, such as `validation=0.3`.
+        `options` are those of `Prior.personalize`, such as `validation=0.3`. If the run was trained with validation
+        rows (`--validation 0.2`, `fed.hold_out(0.2)`), any `validation` holds out the client's own, all of them: the
+        prior never saw them. Otherwise `validation` is the share of the training rows to hold out. The prior was
+        trained on these rows, so calibration, coverage and comparison are too favourable; train with --validation 0.2
+        to hold rows out.
         """
         if self.federation is None:
             raise InputError("This run holds no data. Personalise the prior: run.prior.personalize(x, y).")
-        x, y, encoded = client_rows(self.federation, self.prior, client)
-        return self.prior.personalize(x, y, encoded=encoded, **options)
+        rows = client_rows(self.federation, self.prior, client, options.get("validation", 0.0))
+        held = {"validation": rows.validation, "trained_on": rows.trained_on}
+        return self.prior.personalize(rows.x, rows.y, encoded=rows.encoded, **options | held)
 
     def __repr__(self) -> str:
         keys = ("algorithm", "dataset", "model", "clients", "rounds", "accuracy", "nll")
@@ -104,10 +110,21 @@ class Run:
         return frame(self.records())
 
 
-def client_rows(fed: Federation, prior: Prior, client: str | int) -> tuple[Any, Any, bool]:
-    """Return x, y and `encoded` of a client's training rows, as `Prior.personalize` takes them, by its name or number.
+class ClientRows(NamedTuple):
+    """A client's rows and which of them to hold out, as `Prior.personalize` takes them."""
 
-    The rows of a table come back as they stand there, because only raw columns tell what usual values of a client are.
+    x: Any
+    y: Any
+    encoded: bool
+    validation: Any  # a share, or the numbers of the rows that the prior never saw
+    trained_on: bool  # whether the prior was trained on the rows held out
+
+
+def client_rows(fed: Federation, prior: Prior, client: str | int, validation: Any = 0.0) -> ClientRows:
+    """Return a client's training rows by its name or number; with a `validation` also its validation rows, at the end.
+
+    These are then the ones to hold out. A client without any has a share of its training rows to hold out. The rows of
+    a table come back as they stand there, because only raw columns tell what usual values of a client are.
     """
     if prior.algorithm.keeps:
         raise InputError(
@@ -116,12 +133,18 @@ def client_rows(fed: Federation, prior: Prior, client: str | int) -> tuple[Any, 
         )
     number_of = dict(zip(fed.names, range(fed.clients), strict=True))
     number = number_of.get(client) if isinstance(client, str) else client
+    if not isinstance(client, str) and number_of.get(str(client), client) != client:
+        raise InputError(f"Clients have numbers as names; give '{client}'.")
     if number is None or not 0 <= number < fed.clients:
         raise InputError(f"There is no client {client!r} in the run.{nearest(str(client), fed.names)}")
-    rows = fed.train[number]
+    rows, unseen = fed.train[number], fed.val[number]
+    asked = not is_number(validation) or validation > 0
+    if asked and len(unseen):
+        validation, rows = list(range(len(rows), len(rows) + len(unseen))), np.concatenate([rows, unseen])
+    trained_on = asked and not len(unseen)
     if fed.table is not None:
-        return fed.table.iloc[rows], None, False
-    return fed.x[rows], fed.y[rows], True
+        return ClientRows(fed.table.iloc[rows], None, False, validation, trained_on)
+    return ClientRows(fed.x[rows], fed.y[rows], True, validation, trained_on)
 
 
 @checks_arguments

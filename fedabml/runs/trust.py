@@ -37,6 +37,10 @@ from ..evaluation.structured import MultiPrediction
 from ..files.sealed import group
 
 COVERAGE, CALIBRATION = 0.9, "temperature"
+TRAINED_ON = (
+    "The prior was trained on these rows, so calibration, coverage and comparison are too favourable; train with "
+    "--validation 0.2 to hold rows out."
+)
 NO_LIMITS = RangeLimits(math.inf)  # where no ranges are known
 Columns = Mapping[str, np.ndarray]
 
@@ -68,6 +72,7 @@ class Trust:
     curves: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()  # of an isotonic one
     costs: DecisionCosts | None = None  # of decisions: they need no threshold, and nothing is fitted for them
     held_out: str | None = None  # the digest of the validation rows; files of earlier versions have none
+    trained_on: bool = False  # whether the prior is known to have been trained on the validation rows
 
     def __repr__(self) -> str:
         threshold = "" if self.threshold is None else f", threshold {self.threshold:.3g} for {self.aim}"
@@ -237,6 +242,7 @@ class Trust:
         metadata |= {"range_limit": usual if math.isfinite(usual) else None, "raised": self.range_limits.to_json()}
         metadata |= {"calibration": self.kind, "curves": [[list(part) for part in curve] for curve in self.curves]}
         metadata["held_out"] = self.held_out
+        metadata |= {"trained_on": True} if self.trained_on else {}
         metadata |= {"costs": self.costs.to_json()} if self.costs else {}
         arrays: dict[str, np.ndarray] = {} if self.density is None else dict(vars(self.density))
         for number, density in enumerate(self.maps.densities if self.maps else ()):
@@ -275,9 +281,12 @@ class Trust:
             raise ValueError("an unknown calibration, or one without its curves")
         if not isinstance(held_out := metadata.get("held_out"), str | None):
             raise TypeError(f"held_out is {held_out!r}")
+        if not isinstance(trained_on := metadata.get("trained_on", False), bool):
+            raise TypeError(f"trained_on is {trained_on!r}")
         return cls(
             **values, aim=str(metadata["aim"]), density=density, strangeness=strangeness, maps=maps, ranges=ranges,
             kind=kind, curves=curves, costs=DecisionCosts.from_json(metadata.get("costs")), held_out=held_out,
+            trained_on=trained_on,
         )  # fmt: skip
 
 

@@ -59,6 +59,14 @@ def test_a_positive_target_has_no_median_of_its_own(stays, tmp_path):
     assert "median" not in frame and (frame["q_0.001"] >= 0).all() and (frame.low >= 0).all()
 
 
+def test_rows_of_several_clients_are_predicted_with_a_note(stays):
+    run("train", *TABLE, *QUICK, "--out", "run", "-q")
+    run("personalize", "run", "--client", "A", "--out", "own.safetensors")
+    words = ("predict", "own.safetensors", "--force", "--data")
+    note = "Note: Rows of 3 clients in 'hospital': all are predicted with one client's posterior."
+    assert note in run(*words, "stays.csv").stderr and "Note" not in run(*words, "own.csv").stderr
+
+
 @pytest.mark.parametrize("levels", ["", "0.1,0.5"])
 def test_quantiles_are_for_a_regression(stays, levels):
     stays.assign(days=np.where(stays.days > 3, "long", "short")).to_csv("stays.csv", index=False)

@@ -71,7 +71,9 @@ def test_a_comparison_of_own_things_has_the_scores_that_training_gives(capsys):
         np.testing.assert_allclose(part.nll, trained.nll, atol=1e-4)
         assert list(part["name"]) == list(trained["name"]) and list(part.n_train) == list(trained.n_train)
     table = comparison.frame("algorithm")
-    assert list(table.algorithm) == [row.label for row in comparison.rows]
+    assert list(table.algorithm) == [*(row.label for row in comparison.rows), "base rate"]
+    base = table.iloc[-1]
+    assert base.nll == comparison.base["nll"] and base.accuracy == comparison.base["accuracy"] and not base.best
     assert table.accuracy[0] == pytest.approx(frame[frame.algorithm == table.algorithm[0]].accuracy.mean())
     assert comparison.best is comparison.rows[0]
     assert capsys.readouterr() == ("", "")  # silent by default
@@ -133,6 +135,9 @@ def test_a_search_gives_an_algorithm_to_train_with(tmp_path):
     words = {"trials": 2, "grid": grid, "out": tmp_path / "t", **QUICK}
     tuned = fedabml.tune(fed, "mlr", [fedabml.FedAvg(momentum=0.5)], **words)
     trials = tuned.frame()
+    assert trials.iloc[-1].algorithm == "base rate"
+    assert (trials.iloc[-1].value, trials.iloc[-1].nll) == tuned.base
+    trials = trials.iloc[:-1]
     best = trials.sort_values(["value", "nll"], ascending=[False, True]).iloc[0]  # ties: the NLL decides
     assert tuned.algorithm("fedavg-ft").lr == best.lr and tuned.algorithm("fedavg-ft").momentum == 0.5
     assert tuned.settings("fedavg-ft") == {"momentum": 0.5, "lr": best.lr, "personal_epochs": 1, "personal_lr": 0.1}
@@ -142,7 +147,7 @@ def test_a_search_gives_an_algorithm_to_train_with(tmp_path):
     with pytest.raises(InputError, match="'fedabml' was not tuned"):
         tuned.settings("fedabml")
     again = fedabml.tune(fed, "mlr", [fedabml.FedAvg(momentum=0.5)], **words)
-    assert again.frame().equals(trials)
+    assert again.frame().iloc[:-1].equals(trials)
     assert fedabml.tune(fed, "mlr", ["fedavg-ft"], trials=1, grid=grid, **QUICK).file is None
 
 

@@ -420,6 +420,14 @@ def lead_of(page: str) -> str:
     return re.findall(r'class="tile lead">\s*<[^>]*>([^<]*)<', page)[0]
 
 
+def test_a_tile_of_a_regression_says_which_clients_count(make_run: MakeRun, tmp_path: Path) -> None:
+    scores = {"nll": 0.5, "nll_all": 0.6, "rmse": 0.4, "rmse_all": 0.7}
+    run = make_run("durations", regression=True, clients_small=1, clients_scored=3, **scores)
+    page, _ = page_of(write([run], tmp_path / "r.html"))
+    meanings = " ".join(meaning for _, meaning in tiles_of(page).values())
+    assert "lower is better; over clients of 10 rows or more" in meanings and "better of 10" not in page
+
+
 def test_clients_of_few_rows_are_marked_and_decide_no_tile(make_run: MakeRun, tmp_path: Path) -> None:
     run = make_run("some", clients=40, rows=(9, 10, 30, 100), accuracy_worst_decile=0.0)
     page, _ = page_of(write([run], tmp_path / "r.html"))

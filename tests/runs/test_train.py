@@ -404,6 +404,14 @@ def test_whole_numbers_that_are_standardised_are_noted():
     assert fedabml.prepare(raw, "mlr", **words).notes == []
 
 
+def test_a_module_that_ends_in_a_softmax_is_noted():
+    words = {"rounds": 1, "participation": 1.0, "epochs": 1, "batch_size": 5, "device": "cpu"}
+    fed = federation()
+    bare = nn.Linear(fed.x.shape[1], fed.classes)
+    assert "Remove the softmax" in fedabml.prepare(fed, nn.Sequential(bare, nn.Softmax(1)), **words).notes[0]
+    assert fedabml.prepare(fed, bare, **words).notes == []
+
+
 def test_a_batch_larger_than_a_clients_data_is_noted():
     words = {"participation": 0.5, "device": "cpu"}
     setup = fedabml.prepare(federation(), "mlr", batch_size=15, **words)

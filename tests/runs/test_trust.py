@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import importlib.util
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,17 @@ import torch
 from torch import nn
 
 import fedabml
-from fedabml.cli.use import alarm_lines, trust_lines
+from fedabml.cli.use import alarm_lines, posterior_lines, trust_lines
 from fedabml.data.ranges import LEAST, LEAST_TAIL, RangeLimits
 from fedabml.errors import InputError
 from fedabml.evaluation import calibration
 from fedabml.evaluation.density import LEAST_ENTROPY, Strangeness
 from fedabml.experiments.paper.outside import auroc
 from fedabml.files.sealed import read_tensors, write_tensors
-from fedabml.runs.trust import Trust
+from fedabml.runs.compare_at_site import SiteReport, compare_at_site
+from fedabml.runs.prior import rows_digest
+from fedabml.runs.train import client_rows
+from fedabml.runs.trust import TRAINED_ON, Trust
 from tests.cli.command import run as command
 
 spec = importlib.util.spec_from_file_location("hospitals", Path(__file__).parents[2] / "examples" / "hospitals.py")
@@ -198,7 +202,25 @@ def test_a_report_names_what_serves_a_site_best(hospital):
     mean, half = report.worse["alone"]
     assert mean > 0 and half > 0
     assert mean == pytest.approx(report.nll["alone"] - report.nll[report.best])
-    assert "serves this site best: NLL" in report.sentence and "training alone is worse by" in report.sentence
+    assert (
+        re.search("(serves this site best|the lowest NLL): NLL", report.sentence)
+        and "training alone is worse by" in report.sentence
+    )
+
+
+def test_differences_within_chance_are_no_verdict():
+    nll = {"posterior": 0.33, "prior": 0.32, "alone": 0.31}
+    worse = {"posterior": (0.02, 0.03), "prior": (0.01, 0.02)}
+    sentence = SiteReport(40, nll, worse).sentence
+    assert sentence.startswith("No significant difference at this site; training alone has the lowest NLL: NLL 0.310")
+    for half in (0.01, math.nan):  # one difference is significant; so few rows tell nothing
+        assert "serves this site best" in SiteReport(40, nll, worse | {"posterior": (0.02, half)}).sentence
+
+
+def test_a_calibration_that_changes_nothing_has_no_warning():
+    line = trust_lines(Trust(40, 0.9, 0.5, nll_before=-1e-9, nll_after=1e-6), False)[1]
+    assert "NLL 0.0000 → 0.0000" in line and "rises" not in line
+    assert "the NLL rises" in trust_lines(Trust(40, 0.9, 0.5, nll_before=0.1, nll_after=0.2), False)[1]
 
 
 def test_a_report_judges_the_posterior_that_is_written(hospital, monkeypatch):
@@ -403,6 +425,55 @@ def test_a_client_of_the_run_by_name(tmp_path, monkeypatch):
         kept.posterior("Hospital F")
 
 
+@pytest.mark.parametrize("of_table", [True, False])
+def test_the_validation_rows_of_a_run_are_those_that_a_client_holds_out(of_table):
+    """The prior was trained on the training rows, so what is fitted on them flatters it, which every output says."""
+    table = hospitals.patients(1).drop(columns=["risk", "patient"])
+    if of_table:
+        fed = fedabml.read_table(table, client="hospital", target="died", test_share=0)
+    else:
+        random = np.random.default_rng(0)
+        x = [random.normal(size=(60, 2)).astype(np.float32) for _ in range(3)]
+        fed = fedabml.Federation.from_arrays([(own, (own.sum(1) > 0).astype(np.int64)) for own in x])
+    how = {"rounds": 2, "participation": 1.0, "evaluate": False}
+    plain, held = fedabml.train(fed, "mlr", **how), fedabml.train(fed.hold_out(0.25), "mlr", **how)
+    own = held.posterior(1, validation=0.5)
+    rows = held.federation.val[1]
+    assert own.trust.held_out == rows_digest(fed.x[rows], fed.y[rows]) and own.trust.rows == len(rows)
+    assert not own.trust.trained_on and TRAINED_ON not in "".join(posterior_lines(own))
+    again = held.prior.personalize(fed.x[fed.train[1]], fed.y[fed.train[1]], encoded=True)
+    assert held.posterior(1).q.mean.shape == again.q.mean.shape and held.posterior(1).trust is None
+    data = client_rows(held.federation, held.prior, 1, 0.5)
+    given = {"encoded": data.encoded, "posterior": own}
+    assert TRAINED_ON not in compare_at_site(held.prior, data.x, data.y, data.validation, **given).sentence
+    data = client_rows(fed, plain.prior, 1, 0.5)
+    seen = plain.posterior(1, validation=0.5)
+    assert seen.trust.trained_on and f"caution     {TRAINED_ON}" in posterior_lines(seen)
+    assert "on average over new rows" not in "".join(posterior_lines(seen))
+    given = {"encoded": data.encoded, "posterior": seen}
+    assert compare_at_site(plain.prior, data.x, data.y, data.validation, **given).sentence.endswith(TRAINED_ON)
+    with pytest.raises(InputError, match="numbers from 0 to"):
+        plain.prior.personalize(data.x, data.y, encoded=data.encoded, validation=[0, 10_000])
+
+
+def test_what_the_prior_was_trained_on_is_saved(hospital, tmp_path):
+    prior, rows, _ = hospital
+    posterior = prior.personalize(rows, validation=0.3, trained_on=True)
+    assert fedabml.load_posterior(posterior.save(tmp_path / "seen")).trust.trained_on
+
+
+def test_the_number_of_a_client_is_not_taken_for_a_name_that_is_another_number():
+    table = hospitals.patients(1).drop(columns=["risk", "patient"])
+    names = {name: str(number) for number, name in enumerate(sorted(table.hospital.unique()), 1)}
+    fed = fedabml.read_table(table.assign(hospital=table.hospital.map(names)), client="hospital", target="died")
+    run = fedabml.train(fed, "mlr", rounds=1, evaluate=False)
+    assert fed.names[1] != "1"
+    with pytest.raises(InputError, match=r"numbers as names; give '1'"):
+        run.posterior(1)
+    by_name = client_rows(fed, run.prior, "1")
+    assert set(by_name.x.hospital) == {"1"} and len(client_rows(fed, run.prior, 0).x)
+
+
 def test_a_client_of_the_run_has_the_limits_of_its_own_rows(tmp_path, monkeypatch):
     """A small hospital often has no age: that is common there, and no alarm, however its rows are named."""
     monkeypatch.chdir(tmp_path)
@@ -470,7 +541,7 @@ def test_the_command_line_says_what_it_found(hospital, tmp_path):
         "personalize", tmp_path / "prior.safetensors", "--data", tmp_path / "rows.csv", "--validation", "0.3", "--aim",
         "f1", "--compare", "--out", tmp_path / "posterior.safetensors",
     ).stdout  # fmt: skip
-    assert "serves this site best" in out
+    assert re.search("serves this site best|has the lowest NLL", out)
     assert (
         "validation  180 rows, held out" in out
         and "for f1 of 'yes', chosen on " in out
