@@ -120,6 +120,7 @@ def encode(table: pd.DataFrame | Columns, options: TableOptions, source: str = "
     running = once("identifiers", (client, names, plain), lambda: identifiers(columns, owners, plain))
     dated = once("dated", plain, lambda: numbers_of_dates(columns, plain))
     notes = [*alike_notes(f"The target '{target}'", classes), *map(date_note, dated)]
+    notes += once("names", client, lambda: merged_clients_notes(frame[client]))
     notes += once("rare classes", target, lambda: rare_class_notes(target, as_text(frame[target]))) if classes else []
     notes += [identifier_note(name) for name in running if name not in dated]
     for name, known in recipe.categories.items():
@@ -149,6 +150,21 @@ def clients_of(column: pd.Series) -> tuple[tuple[str, ...], Rows]:
     values = column.to_numpy() if numbered else np.array([text.strip() for text in as_text(column)])
     owners, number = np.unique(values, return_inverse=True)
     return tuple(map(str, owners.tolist())), Rows.by_owner(number.reshape(-1), len(owners))
+
+
+def merged_clients_notes(column: pd.Series) -> list[str]:
+    """Return a note for names of clients that differ only by blanks around them, which count as one client."""
+    spellings: dict[str, set[str]] = {}
+    for text in set(as_text(column)):
+        spellings.setdefault(text.strip(), set()).add(text)
+    merged = sorted(name for name, texts in spellings.items() if len(texts) > 1)
+    if not merged:
+        return []
+    more = f" and {len(merged) - 1} more" if len(merged) > 1 else ""
+    return [
+        f"Column '{column.name}' has the client '{merged[0]}'{more} with and without blanks around the name, which "
+        "count as one client. Write the names alike, or give different clients different names."
+    ]
 
 
 def time_order(column: pd.Series, name: str) -> np.ndarray:

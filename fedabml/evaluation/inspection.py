@@ -31,6 +31,7 @@ from ..data.encode import (
     date_note,
     identifier_note,
     identifiers,
+    merged_clients_notes,
     numbers_of_dates,
     rare_class_notes,
 )
@@ -96,6 +97,7 @@ def inspect_table(
     features = [column for column in columns if column.use in ("feature", "date")]
     goal = next(column for column in columns if column.name == target)
     warnings = [column.problem for column in columns if column.problem]
+    warnings += merged_clients_notes(frame[client])
     few_values = goal.kind == "words" or (goal.kind == "whole numbers" and not goal.total.quantiles)
     if task == "classification" or (task is None and few_values):
         labels = as_text(frame[target])
