@@ -147,6 +147,11 @@ def test_weights_that_are_not_finite_are_refused():
         Network(module)
 
 
+def test_complex_weights_are_refused_by_name():
+    with pytest.raises(InputError, match=r"'0\.weight' is complex \(torch\.complex64\); weights must be real"):
+        Network(nn.Sequential(nn.Linear(21, 2, dtype=torch.complex64)))
+
+
 # -- BatchNorm ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("layer", "way"),

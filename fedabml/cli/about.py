@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError, nearest
+from ..files.user_code import is_user_code
 from ..runs.config import names
 from .console import print_line, table
 from .options import command
@@ -33,6 +34,11 @@ def algorithms(name: str | None = None) -> None:
         print_line("fedabml algorithms NAME shows an algorithm's equations and hyperparameters.")
         return
     if name not in REGISTRY:
+        if is_user_code(name):
+            raise InputError(
+                f"'{name}' is your own: this command shows the algorithms of fedabml. train, compare and tune take it, "
+                f"as in fedabml train --algorithm {name}."
+            )
         raise InputError(f"There is no algorithm '{name}'.{nearest(name, REGISTRY)}")
     kind, defaults = REGISTRY[name].kind, REGISTRY[name].defaults
     print_line(_about(kind))

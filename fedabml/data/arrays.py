@@ -110,6 +110,10 @@ def as_targets(y: np.ndarray, task: str, subject: str) -> np.ndarray:
                 "several labels of 0 and 1 give task='multilabel' (--task multilabel), for a class per step "
                 "task='sequence'."
             )
+    if task in STRUCTURED and y.dtype.kind == "f" and np.isnan(y).any():
+        raise InputError(
+            f"{subject} has NaN among the labels of the task {task}. Write -1 for a label that is unknown."
+        )
     if y.dtype.kind == "f" and not (whole := np.isfinite(y) & (np.floor(y) == y)).all():
         raise InputError(
             f"{subject} has the label {y[~whole][0]}; classes are whole numbers. For measurements, task='regression'."
@@ -129,10 +133,16 @@ def check_task(task: str | None, labels: list[np.ndarray], subject: str = "The t
         return task or "classification"
     values = few_whole_numbers(labels)
     if values is not None:
+        classes = "task='classification' (--task classification) or labels of an integer type"
+        classes += " (of one-hot rows y.argmax(1))"
+        wide = [y for y in labels if y.ndim == 2 and y.shape[1] > 1]
+        if wide:
+            several = "task='multilabel' (--task multilabel)"
+            one_hot = all((y.sum(1) == 1).all() for y in wide)
+            classes = f"{classes}, for several labels per sample {several}" if one_hot else several
         raise InputError(
             f"{subject} are of a float type but hold only {len(values)} different whole numbers, such as "
-            f"{values[-1]:g}: are they classes or measurements? Give task='classification' (--task classification) "
-            "or labels of an integer type (of one-hot rows y.argmax(1)); for measurements task='regression'."
+            f"{values[-1]:g}: are they classes or measurements? Give {classes}; for measurements task='regression'."
         )
     return "regression"
 

@@ -6,7 +6,8 @@ only a length and items by number. Items are read once, in order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -29,17 +30,19 @@ def read_datasets(
     y: str | None,
     padding: int | None,
     task: str | None = None,
-) -> tuple[list[str], dict[str, list[Pair | None]]]:
-    """Return the clients' names and one (x, y) of arrays per split and client, None for a client without any.
+) -> tuple[list[str], dict[str, list[Pair | None]], tuple[str, ...]]:
+    """Return the clients' names, one (x, y) of arrays per split and client (or None), and the names of the classes.
 
     `x` and `y` name the entries of items that are dictionaries. Sequences of different lengths are padded to the
     longest: whole numbers of x with `padding`, labels of y with −1. For the `task` sequence each token then needs a
-    label. Raises InputError for anything else.
+    label. Datasets that name their classes must name the same ones in the same order; without names there are none.
+    Raises InputError for anything else.
     """
     if not train:
         raise InputError("There are no clients: the dictionary of training data is empty.")
     names = [str(name) for name in train]
     items: list[Items] = []
+    first_named: tuple[str, tuple[str, ...]] = "", ()
     for name, dataset in train.items():
         splits = _splits(name, dataset)
         for split, extra in (("test", test), ("val", val)):
@@ -51,6 +54,11 @@ def read_datasets(
                         "Give them in one of the two."
                     )
                 splits[split] = extra[name]
+        for split, part in splits.items():
+            for class_names in _class_names(part, y):
+                subject = f"client '{name}', {split} data"
+                first_named = first_named if first_named[1] else (subject, class_names)
+                _check_class_names(subject, class_names, *first_named)
         items.append(
             {split: _read(part, f"client '{name}', {split} data", x, y, padding) for split, part in splits.items()}
         )
@@ -77,7 +85,7 @@ def read_datasets(
                 check_steps(xs, ys, subject)
             labels = pad_labels(ys, steps, f"y of {subject}")
             entries.append((stacked, labels))
-    return names, arrays
+    return names, arrays, first_named[1]
 
 
 def pad_tokens(sequences: Sequence[Any] | np.ndarray, padding: int | None, length: int, subject: str) -> np.ndarray:
@@ -152,6 +160,41 @@ def _splits(name: str, dataset: Any) -> dict[str, Any]:
             "splits must be called train, validation and test, and train is needed."
         )
     return {SPLIT_NAMES[key]: part for key, part in dataset.items()}
+
+
+def _class_names(dataset: Any, y: str | None) -> Iterator[tuple[str, ...]]:
+    """Yield the names of the classes that a dataset knows: a ClassLabel of Hugging Face, or `classes` of torchvision.
+
+    A dataset made of others (torch's Subset and ConcatDataset) has theirs.
+    """
+    features = getattr(dataset, "features", None)
+    if isinstance(features, Mapping) and y in features:
+        feature = features[y]
+        names = getattr(getattr(feature, "feature", feature), "names", None)
+    else:
+        names = None if getattr(dataset, "target_transform", None) else getattr(dataset, "classes", None)
+    if isinstance(names, list | tuple) and names and all(isinstance(name, str) for name in names):
+        yield tuple(names)
+        return
+    parts = getattr(dataset, "datasets", None)
+    for part in parts if isinstance(parts, list | tuple) else [getattr(dataset, "dataset", None)]:
+        if part is not None and part is not dataset:
+            yield from _class_names(part, y)
+
+
+def _check_class_names(subject: str, names: tuple[str, ...], other: str, expected: tuple[str, ...]) -> None:
+    """Refuse class names that are not those of the `other` dataset, whose class numbers would mean something else."""
+    if len(set(names)) < len(names):
+        raise InputError(f"{subject}: two classes have one name: {quoted(list(names))}. Give each a name of its own.")
+    if names != expected:
+        pairs = enumerate(zip_longest(names, expected))
+        number, called = next(
+            (i, [f"'{n}'" if n else "no class" for n in pair]) for i, pair in pairs if len({*pair}) > 1
+        )
+        raise InputError(
+            f"{subject}: class {number} is {called[0]}, but in {other} it is {called[1]}. Number the classes alike in "
+            "all datasets (Hugging Face: dataset.align_labels_with_mapping)."
+        )
 
 
 def _read(dataset: Any, subject: str, x: str | None, y: str | None, padding: int | None) -> tuple[list[Any], list[Any]]:

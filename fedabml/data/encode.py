@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,7 +24,9 @@ from .rows import TABLE, Rows, check_share, take_newest, take_share
 if TYPE_CHECKING:
     import pandas as pd
 
+NAMED_CLASSES = 5  # of those with few rows
 LEAST_ROWS_OF_IDENTIFIERS = 20  # fewer rows do not show that a column is one of identifiers
+FEW_OF_CLASS, MANY_OF_CLASS = 5, 20  # a class of fewer rows is odd where another one has so many
 DIFFERENT, LONG = 0.98, 6  # share of an identifier's values that differ; usual digits of one that does not run on
 
 
@@ -116,9 +119,12 @@ def encode(table: pd.DataFrame | Columns, options: TableOptions, source: str = "
     manifest: dict[str, Any] = {"partition": partition, "seed": int(options.seed)}
     running = once("identifiers", (client, names, plain), lambda: identifiers(columns, owners, plain))
     dated = once("dated", plain, lambda: numbers_of_dates(columns, plain))
-    notes = [*alike_notes(target, classes), *map(date_note, dated)]
+    notes = [*alike_notes(f"The target '{target}'", classes), *map(date_note, dated)]
+    notes += once("names", client, lambda: merged_clients_notes(frame[client]))
+    notes += once("rare classes", target, lambda: rare_class_notes(target, as_text(frame[target]))) if classes else []
     notes += [identifier_note(name) for name in running if name not in dated]
     for name, known in recipe.categories.items():
+        notes += alike_words_notes(name, columns.words(name).values) if name not in running else []
         rare = len(word_counts(columns.words(name), rows)) - len(known)
         if rare and name not in running:
             notes.append(
@@ -144,6 +150,21 @@ def clients_of(column: pd.Series) -> tuple[tuple[str, ...], Rows]:
     values = column.to_numpy() if numbered else np.array([text.strip() for text in as_text(column)])
     owners, number = np.unique(values, return_inverse=True)
     return tuple(map(str, owners.tolist())), Rows.by_owner(number.reshape(-1), len(owners))
+
+
+def merged_clients_notes(column: pd.Series) -> list[str]:
+    """Return a note for names of clients that differ only by blanks around them, which count as one client."""
+    spellings: dict[str, set[str]] = {}
+    for text in set(as_text(column)):
+        spellings.setdefault(text.strip(), set()).add(text)
+    merged = sorted(name for name, texts in spellings.items() if len(texts) > 1)
+    if not merged:
+        return []
+    more = f" and {len(merged) - 1} more" if len(merged) > 1 else ""
+    return [
+        f"Column '{column.name}' has the client '{merged[0]}'{more} with and without blanks around the name, which "
+        "count as one client. Write the names alike, or give different clients different names."
+    ]
 
 
 def time_order(column: pd.Series, name: str) -> np.ndarray:
@@ -206,17 +227,40 @@ def _class_names(columns: Columns, target: str) -> tuple[str, ...]:
     return names
 
 
-def alike_notes(target: str, values: Iterable[str]) -> list[str]:
-    """Return a note for values of the target that differ only by blanks or capitals, which are classes of their own."""
+def alike_notes(subject: str, values: Iterable[str], kind: str = "classes") -> list[str]:
+    """Return a note for values of a column that differ only by blanks or capitals, which are classes of their own."""
     groups: dict[str, list[str]] = {}
     for value in sorted(values):
         groups.setdefault(" ".join(value.casefold().split()), []).append(f"'{value}'")
     return [
-        f"The target '{target}' has the values {' and '.join(alike)}, which differ only by blanks or capitals. They "
-        "count as different classes. Write them alike."
+        f"{subject} has the values {' and '.join(alike)}, which differ only by blanks or capitals. They "
+        f"count as different {kind}. Write them alike."
         for alike in groups.values()
         if len(alike) > 1
     ]
+
+
+def alike_words_notes(name: str, values: Iterable[str]) -> list[str]:
+    """Return a note for the words of a feature that differ only by blanks or capitals: the first, and how many more."""
+    first, *others = alike_notes(f"Column '{name}'", values, "words") or [""]
+    more = f" So do {len(others)} more of its words." if others else ""
+    return [f"{first}{more}"] if first else []
+
+
+def rare_class_notes(target: str, labels: Iterable[str]) -> list[str]:
+    """Return a note for each class of fewer than 5 rows in all, which may be a typing error; `labels` has every row's.
+
+    Where no class has 20 rows, the table is small, and nothing is said.
+    """
+    counts = Counter(labels)
+    if max(counts.values(), default=0) < MANY_OF_CLASS:
+        return []
+    return [
+        f"The target '{target}': class '{name}' has {count} row{'s' * (count != 1)}; is it a typing error? It counts "
+        "as a class of its own. Correct the value or leave the row out."
+        for name, count in sorted(counts.items())
+        if count < FEW_OF_CLASS
+    ][:NAMED_CLASSES]
 
 
 def identifiers(columns: Columns, owners: Rows, names: Iterable[str]) -> list[str]:

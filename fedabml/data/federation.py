@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..arguments import checked_integer, checks_arguments
-from ..errors import InputError, nearest, shortened
+from ..errors import InputError, nearest, quoted, shortened
 from ..files.sheets import frame, html_card
 from . import arrays
 from .arrays import SPLITS, large_enough
@@ -65,6 +65,7 @@ class Federation:
     images: ImageRecipe | None = None  # of a folder of images
     padding: int | None = None  # the token number that fills short sequences; None: there is none
     transform: TargetTransform | None = None  # of a target that is never below 0
+    named_classes: tuple[str, ...] = ()  # the names that datasets give the classes; tables and images have a recipe
     table: pd.DataFrame | None = None
 
     @classmethod
@@ -283,16 +284,22 @@ class Federation:
         image. A client's dictionary of datasets (a DatasetDict) has splits train, validation and test. Sequences of
         whole numbers (tokens) of different lengths are filled up with the number `padding`; such inputs are not
         standardised, and a model whose forward takes `attention_mask` gets 1 for tokens and 0 for padding. Labels of
-        steps are filled up with -1. The other arguments are those of `from_arrays`.
+        steps are filled up with -1. Names of classes (a ClassLabel, or the attribute `classes`) are kept, and must be
+        the same in all datasets. The other arguments are those of `from_arrays`.
         """
         padding = None if padding is None else checked_integer(padding, "padding", 0)
-        names, parts = read_datasets(train, test, val, x, y, padding, task)
+        names, parts, named = read_datasets(train, test, val, x, y, padding, task)
+        if named and classes is not None and classes != len(named):
+            raise InputError(
+                f"The datasets name {len(named)} classes, {quoted(list(named))}, but classes is {quoted(classes)}. "
+                "Leave classes out."
+            )
         normalize = "targets" if padding is not None and normalize == "auto" else normalize
         fed = cls.from_arrays(
             [pair or ([], []) for pair in parts["train"]], parts["test"], parts["val"], names=names, task=task,
-            classes=classes, normalize=normalize, dataset=dataset, drop_small=drop_small,
+            classes=len(named) or classes, normalize=normalize, dataset=dataset, drop_small=drop_small,
         )  # fmt: skip
-        return replace(fed, padding=padding)
+        return replace(fed, padding=padding, named_classes=named if fed.classes == len(named) else ())
 
     def __repr__(self) -> str:
         """Show sizes only: a federation's data must not end up in a notebook or a log."""
@@ -304,7 +311,7 @@ class Federation:
     def class_names(self) -> tuple[str, ...]:
         """The names of the classes: those of the data or the dataset, or their numbers; empty for a regression."""
         recipe = self.recipe or self.images
-        return class_names(recipe.class_names if recipe else (), self.dataset, self.classes)
+        return class_names(recipe.class_names if recipe else self.named_classes, self.dataset, self.classes)
 
     @property
     def outcomes(self) -> str:

@@ -203,6 +203,14 @@ def read_images(
         raise InputError(f"image_size is {size}; at most {LARGEST_SIZE} pixels are read.")
     clients = {readable_name(entry.name): site_files(entry) for entry in client_entries(folder)}
     files = [image for images in clients.values() for image in images]
+    labels = {image.label for image in files}
+    class_folders = (part for entry in client_entries(folder) for part in _class_folders(entry))
+    empty = next((part for part in class_folders if readable_name(part.name) not in labels), None)
+    if empty is not None:
+        raise InputError(
+            f"'{empty}' holds no image, and no client has one of the class '{readable_name(empty.name)}'. Put images "
+            f"there, or remove the folder.{nearest(readable_name(empty.name), labels)}"
+        )
     paths = [image.file for image in files]
     cached = CacheFile.of(folder, paths, f"image_size {size}")
     x = cached.open() if cached else None
@@ -261,6 +269,15 @@ def site_files(folder: Path) -> list[Labelled]:
     if not files:
         raise InputError(f"'{folder}' holds no image. Put .png or .jpg files into {folder}/CLASS/.")
     return files
+
+
+def _class_folders(client: Path) -> Iterator[Path]:
+    """Yield the folders of classes of a client's folder that `site_files` accepts."""
+    for part in (entry for entry in visible_entries(client) if entry.is_dir()):
+        if part.name in SPLIT_FOLDERS:
+            yield from (entry for entry in visible_entries(part) if entry.is_dir())
+        else:
+            yield part
 
 
 def visible_entries(folder: Path) -> list[Path]:

@@ -20,8 +20,9 @@ def listed_manifest(fed: Any, rows: bool) -> dict[str, Any]:
         "sizes": {split: fed.rows(split).counts[:shown].tolist() for split in SPLITS},
         "counts": {split: fed.label_counts(split)[:shown].tolist() for split in SPLITS},
     }
-    if (recipe := fed.recipe or fed.images) and recipe.class_names:
-        manifest["class_names"] = list(recipe.class_names)
+    recipe = fed.recipe or fed.images
+    if names := recipe.class_names if recipe else fed.named_classes:
+        manifest["class_names"] = list(names)
     if not rows or too_many or len(fed.y) > MAX_ROWS:
         return {**manifest, "rows": None}
     lists = {split: [fed.rows(split)[i].tolist() for i in range(fed.clients)] for split in SPLITS}

@@ -89,10 +89,13 @@ class TargetTransform:
     def moments(self, mean: np.ndarray, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the mean and deviation of y for Gaussians z ~ N(mean, std²), [..., targets] each.
 
-        For the log they are those of the log-normal distribution; otherwise they come from Gauss-Hermite quadrature.
+        For the log they are those of the log-normal distribution; for other powers they come from Gauss-Hermite
+        quadrature. Without a transform y = max(0, z), so that with r = mean/std
+
+            E y = mean·Φ(r) + std·φ(r),     Var y = std²·(Φ(r) + r²·Φ(r)·Φ(−r) + r·φ(r)·(1 − 2Φ(r)) − φ(r)²).
         """
         if not self.powers:
-            return mean, std
+            return _rectified_moments(mean, std)
         with np.errstate(over="ignore", invalid="ignore"):  # a model that diverged has no finite moments
             if not any(self.powers):
                 centre = np.exp(mean + std**2 / 2) * np.array(self.units)
@@ -124,6 +127,18 @@ class TargetTransform:
         if not sound or len(powers) != len(units):
             raise InputError("Its target transform has a λ or a unit out of range; it is damaged.")
         return cls(powers, units)
+
+
+def _rectified_moments(mean: np.ndarray, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the mean and deviation of max(0, z) for z ~ N(mean, std²); see `TargetTransform.moments`."""
+    import torch
+
+    with np.errstate(over="ignore", invalid="ignore"):  # a model that diverged has no finite moments
+        ratio = np.clip(mean / np.maximum(std, np.finfo(np.float64).tiny), -40, 40)  # Φ(−40) is 0 in float64
+        above, below = (torch.special.ndtr(torch.as_tensor(r, dtype=torch.float64)).numpy() for r in (ratio, -ratio))
+        density = np.exp(-(ratio**2) / 2) / np.sqrt(2 * np.pi)
+        share = above + ratio**2 * above * below + ratio * density * (1 - 2 * above) - density**2
+        return np.maximum(mean * above + std * density, 0), std * np.sqrt(np.maximum(share, 0))
 
 
 def box_cox_power(logs: np.ndarray, least: float = 0.0) -> float:

@@ -82,7 +82,8 @@ def structured_scores(p: MultiPrediction, y: np.ndarray, owner: np.ndarray, clie
 def regression_rows(p: Regression, y: np.ndarray) -> dict[str, np.ndarray]:
     """Return the measures of every row [n] by the names of their means; `squared` is the squared error."""
     gaps, width = _interval_gaps(p, y)
-    middle = p.median if p.transformed else p.mean  # of a skewed distribution the median has the lowest absolute error
+    # Of a skewed distribution, as one cut at 0, the median has the lowest absolute error.
+    middle = p.mean if p.transform is None else p.median
     return {
         "squared": ((p.mean - y) ** 2).mean(-1),
         "nll": p.nll(y),
@@ -114,7 +115,8 @@ def _interval_gaps(p: Regression, y: np.ndarray) -> tuple[list[np.ndarray], np.n
     """
     if p.transform is None:
         return [y - p.mean - z * p.std for z in (-_Z90, _Z90)], 2 * _Z90 * p.std.mean(-1)
-    ends = p.original(p.mean + np.multiply.outer((-_Z90, _Z90), p.std))
+    mean, std = p.gaussian()
+    ends = p.original(mean + np.multiply.outer((-_Z90, _Z90), std))
     low, high = p.quantile((0.05, 0.95)) if p.transformed else ends
     return [y - low, y - high], (high - low).mean(-1)
 

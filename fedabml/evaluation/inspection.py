@@ -26,11 +26,14 @@ from ..data.dates import parse_dates
 from ..data.encode import (
     TableOptions,
     alike_notes,
+    alike_words_notes,
     clients_of,
     date_note,
     identifier_note,
     identifiers,
+    merged_clients_notes,
     numbers_of_dates,
+    rare_class_notes,
 )
 from ..data.frames import as_frame, pandas
 from ..data.profile import COLUMN_KINDS, ColumnProfile, profile_columns
@@ -44,6 +47,7 @@ if TYPE_CHECKING:
 NEARLY = 0.99  # AUROC, or rank correlation, from which one column alone nearly predicts the target
 LEAST_ROWS_OF_CLASS = 10  # of a class, below which a column is not said to predict it
 BINS = 20  # of a column of numbers, for more than two classes
+LEAST_REPEATED, LEAST_DIFFERENT = 3, 5  # rows with the mark of a missing value; different values beside it
 OTHER_UNIT = 5.0  # times as large as elsewhere, from which a client's median looks like another unit
 
 
@@ -93,7 +97,12 @@ def inspect_table(
     features = [column for column in columns if column.use in ("feature", "date")]
     goal = next(column for column in columns if column.name == target)
     warnings = [column.problem for column in columns if column.problem]
-    warnings += alike_notes(target, set(as_text(frame[target])) if goal.kind == "words" else ())
+    warnings += merged_clients_notes(frame[client])
+    few_values = goal.kind == "words" or (goal.kind == "whole numbers" and not goal.total.quantiles)
+    if task == "classification" or (task is None and few_values):
+        labels = as_text(frame[target])
+        warnings += alike_notes(f"The target '{target}'", set(labels)) if goal.kind == "words" else []
+        warnings += rare_class_notes(target, labels)
     numbered = identifiers(
         Columns(frame), owners, [c.name for c in features if c.kind in COLUMN_KINDS[:3] and not c.problem]
     )
@@ -101,6 +110,11 @@ def inspect_table(
     warnings += map(date_note, dated)
     warnings += [identifier_note(name) for name in numbered if name not in dated]
     usable = [column for column in features if column.kind in COLUMN_KINDS[:4] and column.name not in numbered]
+    for column in usable:
+        if column.kind == "words" and not column.problem:
+            warnings += alike_words_notes(column.name, set(as_text(frame[column.name])))
+        elif column.kind in ("numbers", "whole numbers"):
+            warnings += _sentinels(column.name, numbers(frame[column.name], column.name))
     warnings += [text for column in usable for text in _leak(frame, column, goal)]
     warnings += _shared_rows(frame.drop(columns=[client, *([id] if id else [])]), owners, names)
     warnings += _shared_ids(frame[id], owners, names) if id else []
@@ -183,6 +197,22 @@ def _auroc_of_column(code: np.ndarray, score: np.ndarray | None, y: np.ndarray, 
         rates[this_half] = (table / table.sum(1, keepdims=True))[code[this_half]]
     columns = range(classes) if classes > 2 else (1,)
     return max(best, float(np.mean([auroc(rates[:, c], y == c) for c in columns])))
+
+
+def _sentinels(name: str, values: np.ndarray) -> Iterator[str]:
+    """Yield a warning for a repeated lowest or highest value [n] that lies farther off than all others are wide."""
+    different, counts = np.unique(values[~np.isnan(values)], return_counts=True)
+    if len(different) < LEAST_DIFFERENT + 2:
+        return
+    low, high = (int(counts[end] >= LEAST_REPEATED) for end in (0, -1))
+    others = different[low : len(different) - high]
+    span = others[-1] - others[0]
+    for end, apart in ((0, others[0] - different[0]), (-1, different[-1] - others[-1])):
+        if apart > span:
+            yield (
+                f"Column '{name}' has the value {different[end]:g} in {counts[end]} rows, far outside of all others "
+                f"({others[0]:g} to {others[-1]:g}): does it mark a missing value? Leave such cells empty."
+            )
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

@@ -210,8 +210,8 @@ class Regression(NamedColumns):
         return quantiles if levels.ndim else quantiles[0]
 
     def gaussian(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and deviation on the scale where the noise is Gaussian: that of the transformed target."""
-        return _moments(self.draws)[:2] if self.transformed else (self.mean, self.std)
+        """Return mean and deviation on the scale where the noise is Gaussian, before a transform or a cut at 0."""
+        return (self.mean, self.std) if self.transform is None else _moments(self.draws)[:2]
 
     def latent(self, y: np.ndarray) -> np.ndarray:
         """Return targets [..., targets] on the scale of `gaussian`."""

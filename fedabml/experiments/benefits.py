@@ -18,6 +18,11 @@ from .statistics import SEEDS_TO_TEST
 SHOWN_CLIENTS = 100  # clients of a table on a page; the file has all
 
 
+def benefit_heading(comparison: Comparison) -> str:
+    """Return the heading of the table, with the measure that gains are of."""
+    return f"Who benefits? Gains in {comparison.columns[0].label}"
+
+
 def benefit_cells(comparison: Comparison) -> tuple[list[str], list[list[TableCell]]]:
     """Return the head and the cells of a table with a row per client, the one that gains most from the best row first.
 
@@ -26,7 +31,13 @@ def benefit_cells(comparison: Comparison) -> tuple[list[str], list[list[TableCel
     main = comparison.columns[0]
     by_label = {row.label: {b.client: b for b in comparison.benefits(row.label)} for row in comparison.rows}
     by_label = {label: by_client for label, by_client in by_label.items() if by_client}
-    head = ["client", "rows", f"alone: {main.heading}", *(f"gain by {label}" for label in by_label)]
+    head = [
+        "client",
+        "train rows",
+        f"{comparison.split} rows",
+        f"alone: {main.heading}",
+        *(f"gain by {label}" for label in by_label),
+    ]
     if not by_label:
         return head, []
     order = list(next(iter(by_label.values())))
@@ -35,7 +46,8 @@ def benefit_cells(comparison: Comparison) -> tuple[list[str], list[list[TableCel
     rows = []
     for client in order:
         first = next(by_client[client] for by_client in by_label.values() if client in by_client)
-        cells = [TableCell(client), TableCell("–" if first.rows is None else f"{first.rows:.0f}", first.rows)]
+        sizes = (first.train_rows, first.rows)
+        cells = [TableCell(client), *(TableCell("–" if size is None else f"{size:.0f}", size) for size in sizes)]
         cells.append(TableCell(main.cell(first.alone), first.alone))
         for by_client in by_label.values():
             benefit = by_client.get(client)
@@ -79,6 +91,7 @@ def benefit_records(comparison: Comparison) -> Iterable[JsonDict]:
     for row in comparison.rows:
         for benefit in comparison.benefits(row.label):
             yield {
-                "algorithm": row.label, "client": benefit.client, "rows": benefit.rows, f"local_{main}": benefit.alone,
+                "algorithm": row.label, "client": benefit.client, "rows": benefit.rows,
+                "train_rows": benefit.train_rows, f"local_{main}": benefit.alone,
                 "gain": benefit.gain, "gain_half": benefit.half, "seeds": benefit.seeds, "verdict": benefit.verdict,
             }  # fmt: skip

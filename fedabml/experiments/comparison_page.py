@@ -13,7 +13,7 @@ from ..report.page import Figure, Section
 from ..report.read import Client, SavedRun
 from ..report.run_page import render as render_runs
 from ..runs.config import JsonDict
-from .benefits import benefit_cells, benefit_notes
+from .benefits import benefit_cells, benefit_heading, benefit_notes
 from .class_tables import NOTE, class_cells
 from .comparison_tables import Rows, cells, decision_cells, decision_notes, explained, harm_cells, titled
 from .ranking import Comparison, Row
@@ -83,7 +83,7 @@ def _summary(comparison: Comparison, scored: list[Row]) -> list[Section]:
     head, rows = benefit_cells(comparison)
     if notes := benefit_notes(comparison):
         tables = [page.Table(head, [page.Row(row) for row in rows])] if rows else []
-        sections.append(Section("Who benefits?", tables=tables, notes=notes))
+        sections.append(Section(benefit_heading(comparison), tables=tables, notes=notes))
     return sections
 
 

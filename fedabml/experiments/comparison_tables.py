@@ -18,7 +18,7 @@ from ..report.page import TableCell
 from ..report.score_tables import BASE_NOTE
 from ..runs.config import JsonDict
 from ..version import __version__
-from .benefits import benefit_cells, benefit_notes, benefit_records
+from .benefits import benefit_cells, benefit_heading, benefit_notes, benefit_records
 from .class_tables import NOTE, class_cells, class_record
 from .ranking import BASE, LEVEL, WORST, ClientLoss, Comparison, Row
 from .statistics import SEEDS_TO_TEST
@@ -297,7 +297,7 @@ def markdown(comparison: Comparison, command: str) -> str:
         parts.append("\n".join(f"- {label}, {_hit(comparison, loss)}" for label, loss in losses))
     benefit_head, benefit_rows = _text(*benefit_cells(comparison))
     if benefit_rows:
-        parts += ["## Who benefits?", markdown_table(benefit_head, benefit_rows)]
+        parts += [f"## {benefit_heading(comparison)}", markdown_table(benefit_head, benefit_rows)]
         parts.append("\n\n".join(benefit_notes(comparison)))
     chosen = {row.label: ", ".join(f"{k} = {v}" for k, v in row.config.hyper.items()) for row in comparison.rows}
     hyper = [f"- {label}: {values or 'the defaults'}" for label, values in chosen.items()]

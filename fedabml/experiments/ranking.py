@@ -78,6 +78,7 @@ class Benefit:
     gain: float  # above zero is better, whatever the measure
     half: float | None  # of the 95% interval of the gain; None with too few seeds
     seeds: int
+    train_rows: float | None = None  # mean over seeds
 
     @property
     def verdict(self) -> str:
@@ -173,25 +174,26 @@ class Comparison:
         if self.local is None or label == self.local or not self.repeated:
             return []
         main = self.columns[0]
-        pairs: dict[str, list[tuple[float, float, float]]] = {}
+        pairs: dict[str, list[tuple[float, float, float, float]]] = {}
         for seed in self.seeds:
             local_values, row_values = (self.values(row, seed, main.key) for row in (self.local, label))
             if local_values is None or row_values is None:
                 continue
             names = self.client_names[seed]
-            rows = self.counts.get(seed, np.full(len(names), math.nan))
-            for name, a, b, count in zip(names, local_values.tolist(), row_values.tolist(), rows.tolist(), strict=True):
+            unknown = np.full(len(names), math.nan)
+            columns = local_values, row_values, self.counts.get(seed, unknown), self.train_counts.get(seed, unknown)
+            for name, a, b, *counts in zip(names, *(column.tolist() for column in columns), strict=True):
                 if not math.isnan(a) and not math.isnan(b):
-                    pairs.setdefault(name, []).append((a, main.better * (b - a), count))
+                    pairs.setdefault(name, []).append((a, main.better * (b - a), counts[0], counts[1]))
         gained = []
         for name, values in pairs.items():
-            local_scores, gains, counts = (list(column) for column in zip(*values, strict=True))
+            local_scores, gains, *sizes = (list(column) for column in zip(*values, strict=True))
             gain, half = interval(gains)
-            count = float(np.mean(counts))
+            count, train_count = (None if math.isnan(mean := float(np.mean(size))) else mean for size in sizes)
             enough = len(gains) >= SEEDS_TO_TEST
             gained.append(
-                Benefit(name, None if math.isnan(count) else count, float(np.mean(local_scores)), gain,
-                        half if enough else None, len(gains))
+                Benefit(name, count, float(np.mean(local_scores)), gain, half if enough else None, len(gains),
+                        train_count)
             )  # fmt: skip
         return sorted(gained, key=lambda benefit: (-benefit.gain, benefit.client))
 
@@ -306,7 +308,15 @@ class Comparison:
     @cached_property
     def counts(self) -> dict[int, np.ndarray]:
         """By seed, the number of rows that each client is scored on, where a run has recorded it."""
-        noted = {seed: np.array(r.facts["rows"]) for (_, seed), r in self.results.items() if "rows" in r.facts}
+        return self._noted_counts("rows")
+
+    @cached_property
+    def train_counts(self) -> dict[int, np.ndarray]:
+        """By seed, the number of rows that each client trains on, where a run has recorded it."""
+        return self._noted_counts("train_rows")
+
+    def _noted_counts(self, key: str) -> dict[int, np.ndarray]:
+        noted = {seed: np.array(r.facts[key]) for (_, seed), r in self.results.items() if key in r.facts}
         return {seed: rows for seed, rows in noted.items() if len(rows) == len(self.client_names[seed])}
 
     @cached_property

@@ -199,6 +199,10 @@ class RunConfig:
         data = f"the data are {self.data or self.dataset or 'digits'}"
         stray = next((name for name in TABLE_KEYS if getattr(self, name) != getattr(type(self), name)), None)
         if stray and not is_table(self.data):
+            if self.data and Path(self.data).is_file():
+                raise InputError(
+                    f"'{self.data}' is a file, but no table that fedabml reads: save it as .csv, .parquet or .xlsx."
+                )
             raise InputError(
                 f"{stray} is for a table (--data with a .csv, .parquet or .xlsx file), but {data}. Leave "
                 f"--{stray.replace('_', '-')} out."

@@ -67,6 +67,7 @@ class InputSpec:
     images: ImageRecipe | None = None
     transform: TargetTransform | None = None  # of a target that is never below 0
     origin: Origin = dataclasses.field(default_factory=Origin)
+    named_classes: tuple[str, ...] = ()  # as the datasets of a federation called them
 
     @classmethod
     def of(
@@ -81,7 +82,9 @@ class InputSpec:
         shape, dtype = tuple(fed.x.shape[1:]), str(fed.x.dtype)
         network, made = network.to("cpu", torch.float32), origin or Origin()
         norm = (fed.shift, fed.scale, fed.y_shift, fed.y_scale, dtype, fed.dataset)
-        return cls(network, likelihood, model, shape, *norm, fed.recipe, fed.images, fed.transform, made)
+        return cls(
+            network, likelihood, model, shape, *norm, fed.recipe, fed.images, fed.transform, made, fed.named_classes
+        )
 
     @property
     def description(self) -> str:
@@ -118,9 +121,9 @@ class InputSpec:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """The names of the classes in the table, or of the folders of images; empty if there was neither."""
+        """The names of the classes in the table or datasets, or of the folders of images; empty if there was none."""
         recipe = self.recipe or self.images
-        return recipe.class_names if recipe else ()
+        return recipe.class_names if recipe else self.named_classes
 
     def with_id(self, name: str | None) -> InputSpec:
         """Return the specification with another column of identifiers; None changes nothing."""
@@ -304,6 +307,7 @@ class InputSpec:
             "recipe": self.recipe.to_json() if self.recipe else None,
             **({"images": self.images.to_json()} if self.images else {}),
             **({"transform": self.transform.to_json()} if self.transform else {}),
+            **({"class_names": list(self.named_classes)} if self.named_classes else {}),
         }
         return prefixed("norm", norm) | constants, metadata | made
 
@@ -327,7 +331,7 @@ class InputSpec:
             recipe=TableRecipe.from_json(metadata["recipe"]) if metadata["recipe"] else None,
             images=ImageRecipe.from_json(metadata["images"]) if metadata.get("images") else None,
             transform=TargetTransform.from_json(metadata["transform"]) if "transform" in metadata else None,
-            origin=origin,
+            origin=origin, named_classes=tuple(map(str, metadata.get("class_names", ()))),
         )  # fmt: skip
         input_spec._check()
         return input_spec
@@ -347,6 +351,8 @@ class InputSpec:
             expected = (len(self.recipe.feature_names),), self.recipe.task, len(self.recipe.class_names)
             if (self.shape, self.task, self.classes or 0) != expected:
                 raise InputError("Its recipe for tables is not that of its network; it is damaged.")
+        if self.named_classes and len(self.named_classes) != getattr(self.likelihood, "classes", None):
+            raise InputError("Its names of classes are not as many as its classes; it is damaged.")
         images = self.images
         if images and (images.shape, len(images.class_names), "uint8") != (self.shape, self.classes, self.dtype):
             raise InputError("Its recipe for images is not that of its network; it is damaged.")

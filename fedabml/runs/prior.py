@@ -183,6 +183,8 @@ class Prior:
             checks["ranges"] = Ranges.fit(columns if federation else own)
             checks["columns"] = columns if federation else new
         p = posterior.predict(held, seed=seed, device=device, encoded=True)
+        if self.input_spec.classes == 2:
+            checks["positive"] = class_names(self.input_spec)[1]
         trust = Trust.fit(p, y_held, coverage=coverage, aim=aim, false_alarms=false_alarms, kind=calibration, **checks)
         trust = dataclasses.replace(
             trust, aim=shown_aim, costs=costs, held_out=rows_digest(held, y_held), trained_on=trained_on

@@ -94,6 +94,7 @@ class Trust:
         ranges: Ranges | None = None,
         federation: Ranges | None = None,
         columns: Columns | None = None,
+        positive: str = "1",
     ) -> Trust:
         """Fit everything on the predictions for validation rows with targets `y`.
 
@@ -103,7 +104,7 @@ class Trust:
         rows are checked by values and distances, other inputs by distances and, for classes, strangeness; each check
         may raise half of the false alarms. The limits of distances and strangeness are quantiles of the validation
         rows. Those of values are the ones that the ranges imply, and higher for what is common among `columns`. `kind`
-        is that of the calibration.
+        is that of the calibration, and `positive` the name of class 1 in errors.
         """
         usual = federation or ranges
         by_value, by_distance = usual is not None, density is not None and features is not None
@@ -150,9 +151,10 @@ class Trust:
         probs, crossed = fitted.apply(p.probs), calibration.cross_calibrated(kind, p.probs, y)
         threshold = calibration.choose_threshold(probs[:, 1], y, calibration.Aim.parse(aim)) if aim else None
         if aim and threshold is None:
+            why = "no threshold reaches it" if (y == 1).any() else f"they have no sample of the class '{positive}'"
             raise InputError(
-                f"The {len(y)} validation rows cannot tell a threshold for '{aim}': they have no sample of class 1, or "
-                "no threshold reaches it. Give more rows, a larger validation share, or another aim."
+                f"The {len(y)} validation rows cannot tell a threshold for '{aim}': {why}. Give more rows, a larger "
+                "validation share, or another aim."
             )
         nll = [float(-np.log(np.clip(q[np.arange(len(y)), y], 1e-30, None)).mean()) for q in (p.probs, crossed)]
         # Curves follow the validation rows closely, so these would no longer resemble new rows: sets do without curves.

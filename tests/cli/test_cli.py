@@ -362,6 +362,8 @@ def test_algorithms_are_listed_and_shown():
     said = run("algorithms").stdout
     assert all(name in said for name in ("fedabml", "fedavg-ft", "local")) and "personal_epochs=0" in said
     said = run("algorithms", "fedabml").stdout
+    refused = run("algorithms", "mine.py:FedDyn", code=2).stderr
+    assert "is your own" in refused and "train --algorithm mine.py:FedDyn" in refused
     assert "q(w|φ_i)" in said and "λ: weight of the KL" in said and "natural | euclidean | amortised" in said
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 import fedabml
 from fedabml.data.client_datasets import pad_tokens
@@ -154,3 +154,18 @@ def test_a_longer_sequence_than_the_model_takes_is_refused():
     assert pad_tokens([[1, 2]], 0, 3, "x").tolist() == [[1, 2, 0]]
     with pytest.raises(InputError, match="sequence 0 has 4 tokens; at most 3 are taken"):
         pad_tokens([[1, 2, 3, 4]], 0, 3, "x")
+
+
+def test_names_of_a_torch_datasets_classes_are_kept_and_must_agree():
+    one, other, unnamed = Rows(0), Rows(1), Rows(2)
+    one.classes, other.classes = ["cat", "dog"], ["dog", "cat"]
+    parts = {"a": Subset(one, [0, 1, 2]), "b": ConcatDataset([one, unnamed]), "c": unnamed}
+    assert from_datasets(parts).class_names == ("cat", "dog")
+    assert from_datasets({"c": unnamed}).class_names == ("0", "1")
+    for mixed in (Subset(other, [0, 1]), ConcatDataset([one, other])):
+        with pytest.raises(
+            InputError, match=r"client 'b'.*class 0 is 'dog', but in client 'a', train data it is 'cat'"
+        ):
+            from_datasets({"a": one, "b": mixed})
+    other.target_transform = lambda label: 1 - label  # its class numbers are no longer those of its names
+    assert from_datasets({"a": one, "b": other}).class_names == ("cat", "dog")

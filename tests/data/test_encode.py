@@ -205,3 +205,17 @@ def test_percentages_durations_and_days_are_refused_with_the_way_out():
 def test_an_identifier_is_quoted_for_the_shell():
     (note,) = read(frame(**{"Unnamed: 0": np.arange(120)})).manifest["notes"]
     assert "--id-column 'Unnamed: 0' " in note
+
+
+def test_training_notes_a_class_of_few_rows_and_words_that_differ_by_capitals():
+    n = 60
+    died = np.where(np.arange(n) % 2, "yes", "no").astype(object)
+    died[7] = "maybe"
+    sex = np.random.default_rng(0).choice(["female", "male"], n).astype(object)
+    sex[::10] = "Female"
+    frame = pd.DataFrame({"site": np.arange(n) % 3, "age": np.arange(n) % 17, "sex": sex, "died": died})
+    notes = fedabml.Federation.from_frame(frame, client="site", target="died").manifest["notes"]
+    assert any("class 'maybe' has 1 row; is it a typing error?" in note for note in notes)
+    assert any("'sex' has the values 'Female' and 'female', which differ only by blanks" in note for note in notes)
+    usual = frame.assign(died=np.where(np.arange(n) % 2, "yes", "no"), sex=[text.lower() for text in sex])
+    assert "notes" not in fedabml.Federation.from_frame(usual, client="site", target="died").manifest

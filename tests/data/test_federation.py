@@ -429,3 +429,18 @@ def test_a_single_clients_map_is_copied_unless_it_is_read_only(tmp_path, mode, c
     view.flags.writeable = False
     fed = Federation.from_arrays([(view, np.arange(10) % 2)])
     assert np.shares_memory(fed.x, x) == (not copied)
+
+
+def test_float_targets_of_several_labels_are_refused_with_the_way_out():
+    x, several, one_hot = np.ones((4, 2)), np.array([[1.0, 1], [0, 1], [1, 0], [0, 0]]), np.eye(2)[[0, 1, 0, 1]]
+    with pytest.raises(InputError, match=r"Give task='multilabel' \(--task multilabel\); for measurements"):
+        Federation.from_arrays([(x, several)])
+    with pytest.raises(
+        InputError, match=r"of one-hot rows y\.argmax\(1\)\), for several labels per sample task='multilabel'"
+    ):
+        Federation.from_arrays([(x, one_hot)])
+    with pytest.raises(InputError, match=r"task='classification' \(--task classification\) or labels of an integer"):
+        Federation.from_arrays([(x, several[:, 0])])
+    several[2, 1] = np.nan
+    with pytest.raises(InputError, match=r"NaN among the labels of the task multilabel\. Write -1 for a label"):
+        Federation.from_arrays([(x, several)], task="multilabel")

@@ -77,3 +77,33 @@ def test_what_cannot_be_a_clients_data_is_refused_by_name():
         from_datasets({"a": site}, x="features", y="labels")
     with pytest.raises(InputError, match="train is needed"):
         from_datasets({"a": datasets.DatasetDict(test=site)}, x="features", y="label")
+
+
+def labelled(names, seed=0, rows=20):
+    columns = {"v": [[float(i), 1.0] for i in range(rows)], "label": [i % 2 for i in range(rows)]}
+    features = datasets.Features(v=datasets.Sequence(datasets.Value("float32")), label=datasets.ClassLabel(names=names))
+    return datasets.Dataset.from_dict(columns, features=features)
+
+
+def test_names_of_classes_are_kept_down_to_the_priors_file(tmp_path):
+    names = ("cat", "dog", "eel")  # no row is an eel
+    fed = from_datasets({"a": labelled([*names]), "b": labelled([*names])}, x="v", y="label")
+    assert fed.class_names == names and fed.classes == 3 and fed.manifest_rows()["class_names"] == [*names]
+    assert fed.select([0]).class_names == names
+    prior = fedabml.train(fed, "mlr", evaluate=False, **QUICK).prior
+    prior.save(tmp_path / "prior.safetensors")
+    assert fedabml.load_prior(tmp_path / "prior.safetensors").input_spec.class_names == names
+
+
+def test_clients_and_splits_with_other_names_of_classes_are_refused():
+    one, other = labelled(["cat", "dog"]), labelled(["dog", "cat"])
+    with pytest.raises(
+        InputError, match="client 'b', train data: class 0 is 'dog', but in client 'a', train data it is"
+    ):
+        from_datasets({"a": one, "b": other}, x="v", y="label")
+    with pytest.raises(InputError, match=r"client 'a', test data.*client 'a', train data"):
+        from_datasets({"a": one}, {"a": other}, x="v", y="label")
+    with pytest.raises(InputError, match=r"name 2 classes.*Leave classes out"):
+        from_datasets({"a": one}, x="v", y="label", classes=3)
+    with pytest.raises(InputError, match="class 2 is 'eel', but in client 'a', train data it is no class"):
+        from_datasets({"a": one, "b": labelled(["cat", "dog", "eel"])}, x="v", y="label")

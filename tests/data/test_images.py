@@ -138,6 +138,17 @@ def test_hidden_files_are_left_alone_and_missing_images_are_named(folder, tmp_pa
         fedabml.Federation.from_folder(tmp_path / "empty")
 
 
+@pytest.mark.parametrize("place", ["site A/train", "site A/test", "site C"])
+def test_a_folder_of_a_class_without_any_image_is_refused(folder, place):
+    (folder / place / "dogs").mkdir()
+    with pytest.raises(InputError, match=r"dogs' holds no image, and no client has one of the class.*'dog'"):
+        fedabml.Federation.from_folder(folder)
+    (folder / place / "dogs").rmdir()
+    for file in (folder / "site C" / "dog").iterdir():  # other clients have dogs
+        file.unlink()
+    assert fedabml.Federation.from_folder(folder).classes == 2
+
+
 def test_one_class_another_task_and_a_stray_size_are_refused(tmp_path, folder):
     for i in range(2):
         save(tmp_path / "one" / "site" / "cat" / f"{i}.png", picture(i))

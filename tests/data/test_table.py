@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from fedabml import inspect_table
 from fedabml.data import TableRecipe, features, read_table
 from fedabml.data.once import reading_once
 from fedabml.data.recipe import Numeric
@@ -305,7 +306,14 @@ def test_a_target_of_one_value_teaches_nothing(tmp_path):
 def test_blanks_around_a_clients_name_do_not_count(tmp_path):
     table = pd.DataFrame({"site": ["a", "b", "a ", " b"] * 5, "x": range(20), "y": ["no", "yes"] * 10})
     table.to_csv(tmp_path / "t.csv", index=False)
-    assert read_table(tmp_path / "t.csv", client="site", target="y").names == ("a", "b")
+    fed = read_table(tmp_path / "t.csv", client="site", target="y")
+    assert fed.names == ("a", "b")
+    note = fed.manifest["notes"][0]
+    assert "has the client 'a' and 1 more with and without blanks around the name, which count as one" in note
+    assert note in inspect_table(tmp_path / "t.csv", client="site", target="y").warnings
+    spaced = table.assign(site=[f" {name.strip()} " for name in table.site])
+    other = read_table(spaced, client="site", target="y")
+    assert other.names == ("a", "b") and "blanks" not in str(other.manifest["notes"])
 
 
 def test_another_separator_is_recognised(tmp_path):

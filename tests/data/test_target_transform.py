@@ -6,10 +6,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from scipy import integrate, stats
 
-from fedabml import Federation, InputError
+from fedabml import Federation, InputError, Regression
 from fedabml.data.target_transform import TargetTransform, box_cox_power
+from fedabml.evaluation.client_scores import regression_rows
 
 SAMPLES = {
     "gamma": stats.gamma(2.0, scale=300).rvs(400, random_state=0),
@@ -74,6 +76,37 @@ def test_the_moments_of_other_powers_are_integrals(power, centre, std):
     mean, deviation = rule.moments(np.array([centre]), np.array([std]))
     assert mean[0] == pytest.approx(moment(lambda v: v), rel=1e-4)
     assert deviation[0] == pytest.approx(np.sqrt(moment(lambda v: (v - mean[0]) ** 2)), rel=1e-3)
+
+
+@pytest.mark.parametrize(("centre", "std"), [(-0.278, 0.4), (0.0, 1.0), (0.3, 0.2), (2.0, 0.1), (-3.0, 0.5)])
+def test_the_moments_of_a_positive_target_without_a_transform_are_integrals(centre, std):
+    normal = stats.norm(centre, std)
+    moment = lambda f: integrate.quad(lambda z: f(z) * normal.pdf(z), 0, max(centre, 0) + 12 * std, points=[1e-3])[0]
+    mean, deviation = TargetTransform().moments(np.array([centre]), np.array([std]))
+    first = moment(lambda z: z)
+    assert mean[0] == pytest.approx(first, rel=1e-6)
+    zeros = normal.cdf(0) * first**2
+    assert deviation[0] == pytest.approx(np.sqrt(moment(lambda z: (z - first) ** 2) + zeros), rel=1e-6)
+
+
+def test_the_moments_of_a_positive_target_at_the_extremes():
+    centre, std = np.array([-1e6, -50.0, 1e6, 0.0, 3.0, -3.0]), np.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
+    mean, deviation = TargetTransform().moments(centre, std)
+    np.testing.assert_allclose(mean, [0, 0, 1e6, 0, 3, 0], atol=1e-300)
+    np.testing.assert_allclose(deviation, [0, 0, 1, 0, 0, 0], atol=1e-300)
+
+
+def test_the_mean_of_a_positive_target_is_not_negative_and_lies_in_its_interval():
+    draws = torch.tensor([[[-0.4, -1.0], [1.0, -1.0]], [[-0.2, -1.5], [1.2, -1.0]]])
+    plain = Regression.of(draws, np.zeros(1), np.ones(1))
+    p = Regression.of(draws, np.zeros(1), np.ones(1), TargetTransform())
+    low, high = p.quantile([0.05, 0.95])
+    assert plain.mean[0, 0] < 0 <= p.mean.min() and ((low <= p.mean) & (p.mean <= high)).all()
+    np.testing.assert_array_equal(p.gaussian(), (plain.mean, plain.std))
+    rows = regression_rows(p, np.zeros((2, 1)))
+    assert rows["mae"][0] == p.median[0, 0] == 0 and rows["interval_width"][0] == pytest.approx(
+        plain.mean[0, 0] + 1.6448536 * plain.std[0, 0]
+    )
 
 
 def test_no_value_comes_back_below_zero():

@@ -188,3 +188,41 @@ def test_a_column_whose_name_a_shell_or_a_list_would_split_is_quoted():
 
     (found,) = warnings(frame(**{"a, b": np.where(ILL, "y", "n")}))
     assert """--drop-columns '"a, b"')""" in found and split_words('"a, b",c') == ["a, b", "c"]
+
+
+def test_a_class_of_few_rows_is_named_and_one_of_five_is_not():
+    words = np.where(ILL, "yes", "no").astype(object)
+    words[0], five = "maybe", words.copy()
+    five[:5] = "maybe"
+    assert "class 'maybe' has 1 row; is it a typing error?" in " ".join(warnings(frame(ill=words)))
+    assert warnings(frame(ill=five)) == ()
+    numbers = ILL.astype(int)
+    numbers[:2] = 9
+    assert "class '9' has 2 rows; is it" in " ".join(warnings(frame(ill=numbers)))
+    assert "is it a typing error" not in " ".join(warnings(frame(ill=numbers), task="regression"))
+
+
+def test_words_of_a_feature_that_differ_by_blanks_or_capitals_are_named():
+    sex = np.random.default_rng(0).choice(["Female", "female", "male", "MALE "], N)
+    (found,) = warnings(frame(sex=sex))
+    assert "'sex' has the values 'Female' and 'female', which differ only by blanks or capitals. They count as" in found
+    assert found.endswith("Write them alike. So do 1 more of its words.")
+
+
+@pytest.mark.parametrize(("marks", "named"), [([-999], 1), ([9999], 1), ([-999, 9999], 2)])
+def test_a_repeated_value_far_outside_of_all_others_is_named(marks, named):
+    age = frame().age.to_numpy(copy=True)
+    for i, mark in enumerate(marks):
+        age[i::10] = mark
+    found = warnings(frame(age=age))
+    assert len(found) == named
+    for mark, text in zip(marks, found, strict=True):
+        assert f"'age' has the value {mark} in 30 rows, far outside of all others (" in text
+        assert "does it mark a missing value?" in text
+
+
+def test_values_that_are_not_repeated_or_not_far_outside_are_usual():
+    age = frame().age.to_numpy(copy=True)
+    age[:2] = 9999
+    assert warnings(frame(age=age)) == ()
+    assert warnings(frame(age=np.where(age > 60, 90, age))) == ()

@@ -19,7 +19,7 @@ def result(label, seed, values):
     summary = dict.fromkeys(("accuracy", "accuracy_worst_decile", "nll", "ece", "brier"), float(np.mean(values)))
     scores = [Score({}, summary, {"accuracy": list(values), "nll": list(values)})]
     facts = {"bytes_up": 1, "bytes_down": 2, "seconds": 3.0, "split": "test", "partition_hash": "x"}
-    facts |= {"names": ["north", "south", "west"], "rows": [40 + seed, 30, 20]}
+    facts |= {"names": ["north", "south", "west"], "rows": [40 + seed, 30, 20], "train_rows": [160, 120 + seed, 80]}
     return (label, seed), Result("", label, {"seed": seed}, scores, facts)
 
 
@@ -39,7 +39,7 @@ def test_every_client_once_with_students_interval():
         low, high = stats.t.interval(0.95, 3, GAIN[:, i].mean(), stats.sem(GAIN[:, i]))
         assert (each.gain - each.half, each.gain + each.half) == pytest.approx((low, high))
         assert each.alone == pytest.approx(ALONE[:, i].mean()) and each.seeds == 4
-    assert found[0].rows == 41.5
+    assert found[0].rows == 41.5 and [each.train_rows for each in found] == [160, 80, 121.5]
     assert compared().benefits("local") == []
 
 
@@ -54,13 +54,15 @@ def test_harm_is_counted_beyond_the_interval_only():
     assert any("beyond chance" in line for line in explained(comparison))
     assert benefit_notes(comparison)[-1] == "ours: 1 of 3 clients gain, 1 are harmed."
     head, rows = benefit_cells(comparison)
-    assert head == ["client", "rows", "alone: accuracy %", "gain by ours"] and [row[0].text for row in rows] == [
-        "north", "west", "south",
+    assert head == ["client", "train rows", "test rows", "alone: accuracy %", "gain by ours"]
+    assert [[cell.text for cell in row[:3]] for row in rows] == [
+        ["north", "160", "42"], ["west", "80", "20"], ["south", "122", "30"],
     ]  # fmt: skip
-    assert rows[0][3].text.endswith("▲") and rows[2][3].text.endswith("▼") and "±" in rows[1][3].text
+    assert rows[0][4].text.endswith("▲") and rows[2][4].text.endswith("▼") and "±" in rows[1][4].text
     page = markdown(comparison, "fedabml compare")
-    assert "## Who benefits?" in page and "| north |" in page
+    assert "## Who benefits? Gains in accuracy\n" in page and "| north |" in page
     records = list(benefit_records(comparison))
+    assert [(record["rows"], record["train_rows"]) for record in records] == [(41.5, 160), (20, 80), (30, 121.5)]
     assert [record["verdict"] for record in records] == ["gains", "not significant", "harmed"]
 
 

@@ -192,6 +192,13 @@ def test_the_configuration_of_every_algorithm_reproduces_it(name):
     assert again.algorithm_object() == algorithm
 
 
+@pytest.mark.parametrize("name", ["p.tsv", "p.json"])
+def test_a_table_in_another_format_is_refused_with_the_formats(tmp_path, name):
+    (tmp_path / name).write_text("a")
+    with pytest.raises(InputError, match=r"save it as \.csv, \.parquet or \.xlsx"):
+        RunConfig(data=str(tmp_path / name), client_column="a")
+
+
 @pytest.mark.parametrize("data", [{}, {"dataset": "mnist"}, {"data": "clients"}])
 @pytest.mark.parametrize("stray", [{"client_column": "site"}, {"positive_class": "y"}, {"test_share": 0.3}])
 def test_keys_of_a_table_beside_other_data_are_refused(data, stray):

@@ -182,7 +182,7 @@ def test_what_cannot_be_fitted_is_refused(hospital):
         prior.personalize(rows, aim="f1")
     with pytest.raises(InputError, match="aim of the threshold"):
         prior.personalize(rows, validation=0.2, aim="best")
-    with pytest.raises(InputError, match="cannot tell a threshold"):
+    with pytest.raises(InputError, match="cannot tell a threshold for 'f1': they have no sample of the class 'yes'"):
         prior.personalize(rows[rows.died == "no"].head(20).reset_index(drop=True), validation=0.3, aim="f1")
     with pytest.raises(InputError, match="too few to hold out"):
         prior.personalize(rows.head(2), validation=0.2)
