@@ -15,8 +15,8 @@ site's rows are for testing. FedABML (an MLP of 32 units) trains on the other ha
    limit). With many sites some fall outside of a 95% interval by chance. So the intervals have a level of
    1 − 5%/(sites × seeds), at which all of them hold at once with 95%, and the number outside of plain 95% intervals is
    given beside its expectation. The intervals of coverage are one-sided, because two classes can often not have sets of
-   exactly 90%: only too little counts. The sites are not new: the prior was trained on the rows that set temperature and
-   limits, for 30 rounds. Larger networks and more rounds, which memorise rows, may cover less.
+   exactly 90%: only too little counts. The sites are not new: the prior was trained on the rows that set temperature
+   and limits, for 30 rounds. Larger networks and more rounds, which memorise rows, may cover less.
 3. *Alarms*: how many clean rows have one (5% are allowed), and how many rows with a spoiled value have one, with the
    AUROC of the score behind the alarm.
 """
