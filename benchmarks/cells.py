@@ -210,7 +210,7 @@ def floor(record: Mapping[str, Any], ceiling: Mapping[str, float]) -> tuple[floa
     return by[binding], binding
 
 
-def rooflines(records: Sequence[table.Record], ceiling: Mapping[str, float]) -> table.Table:
+def rooflines(records: Sequence[table.Record], ceiling: Mapping[str, float]) -> table.MarkdownTable:
     """Return the least that a step costs on a machine with these ceilings, beside what it took."""
     columns: tuple[table.Column, ...] = (
         *(table.WORKLOAD, table.ALGORITHM, table.PRECISION),
@@ -223,7 +223,7 @@ def rooflines(records: Sequence[table.Record], ceiling: Mapping[str, float]) -> 
     )
     speeds = ", ".join(f"{v / 1e12:.3g} TFLOP/s {k}" for k, v in ceiling.items() if k != "bytes")
     title = f"A step of the whole cohort against this machine's ceilings ({speeds}; {ceiling['bytes'] / 1e9:.3g} GB/s)"
-    return table.Table.of(title, columns, records)
+    return table.MarkdownTable.of(title, columns, records)
 
 
 def closing(book: Book) -> None:

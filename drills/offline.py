@@ -30,7 +30,7 @@ from .pages import write_page
 ROOT = Path(__file__).resolve().parents[1]
 OUT = ROOT / "results/reliability/offline.jsonl"
 SUITES = {  # the marks of a suite's tests, and where they are
-    "federation": ("flower and not nightly", ["tests/federation", "tests/drills", "tests/serve"]),
+    "federation": ("flower and not nightly", ["tests/federation", "tests/drills"]),
     "core": ("not flower and not nightly", ["tests"]),
 }
 ALONE = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && test -z "$(ip route)" && exec "$@"', "sh"]

@@ -280,7 +280,7 @@ def trust_lines(trust: Trust | None, several: bool, positive: str = "") -> list[
     what = "sets" if trust.nll_before is not None else "intervals"
     needed = f": {trust.rows} validation row{'s are' if plural else ' is'} too few, so they hold everything"
     fair = ", on average over new rows like those held out"
-    needed = needed if not enough else "; of new rows perhaps fewer" if trust.trained_on else fair
+    needed = needed if not enough else "; new rows may be covered less often" if trust.trained_on else fair
     several_answers = "no sets: they are made for one label per input, and here are several"
     lines.append("coverage    " + (several_answers if several else f"{trust.coverage:.0%} {what}{needed}"))
     return lines
@@ -401,8 +401,9 @@ def predict(
     - mean, std, model_std and, for a transformed target, median: for a regression, in the target's own unit
     - q_0.9 and so on: for a regression, the levels of --quantiles
 
-    A value far outside its range can still look certain. So there are checks, for tables and short vectors always, for
-    other inputs with `personalize --validation`:
+    A value far outside its range can still look certain. So there are checks: for tables, and for vectors of at most 64
+    numbers (from 25 rows on, if the client alone decides what is usual); for other inputs with `personalize
+    --validation`:
     - alarm: yes if the input is unlike usual data
     - score: how unusual the input is; above 1 is an alarm
     - flags: the columns with unusual values
@@ -418,7 +419,7 @@ def predict(
 
     Flags:
         posterior (POSTERIOR): A file that `fedabml personalize` wrote.
-        data: Inputs: an .npz with x. If the prior was trained on a table or on folders of images: such a one.
+        data: Inputs: an .npz with x; a table or a folder of images if the prior was trained on such.
         out: CSV file to write, with one row per input.
         report (HTML): Page to write, with the rows that have an alarm, and what raised it.
         id_column (NAME): Table column of identifiers to carry into the CSV. [default: as in training]

@@ -289,6 +289,7 @@ class Federation:
         """
         padding = None if padding is None else checked_integer(padding, "padding", 0)
         names, parts, named = read_datasets(train, test, val, x, y, padding, task)
+        named = () if task == "multilabel" else named  # they name labels, each of which is 0 or 1
         if named and classes is not None and classes != len(named):
             raise InputError(
                 f"The datasets name {len(named)} classes, {quoted(list(named))}, but classes is {quoted(classes)}. "
@@ -299,7 +300,9 @@ class Federation:
             [pair or ([], []) for pair in parts["train"]], parts["test"], parts["val"], names=names, task=task,
             classes=len(named) or classes, normalize=normalize, dataset=dataset, drop_small=drop_small,
         )  # fmt: skip
-        return replace(fed, padding=padding, named_classes=named if fed.classes == len(named) else ())
+        return replace(
+            fed, padding=padding, named_classes=named if fed.task != "multilabel" and fed.classes == len(named) else ()
+        )
 
     def __repr__(self) -> str:
         """Show sizes only: a federation's data must not end up in a notebook or a log."""

@@ -189,7 +189,8 @@ class Comparison:
         for name, values in pairs.items():
             local_scores, gains, *sizes = (list(column) for column in zip(*values, strict=True))
             gain, half = interval(gains)
-            count, train_count = (None if math.isnan(mean := float(np.mean(size))) else mean for size in sizes)
+            means = [float(np.mean(size)) for size in sizes]
+            count, train_count = (None if math.isnan(rows) else rows for rows in means)
             enough = len(gains) >= SEEDS_TO_TEST
             gained.append(
                 Benefit(name, count, float(np.mean(local_scores)), gain, half if enough else None, len(gains),

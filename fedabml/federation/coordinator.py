@@ -181,9 +181,10 @@ class Coordinator:
             clients, _ = self._sizes()
         self._rest_silent(collection, number)
         self.surplus = set(collection.surplus)
+        mended = self.lost | self.without_card  # these can reply at once
         self._forget_lost()
         self._drop_outliers(collection, clients)
-        self.fruitless = {order.site for order in orders} - set(collection.valid)
+        self.fruitless = {order.site for order in orders} - set(collection.valid) - set(collection.surplus) - mended
         times.append(time.perf_counter())
         reason = self._too_few(len(available), clients, len(orders), len(collection.valid))
         state = None if reason else self._merged(collection.valid, clients)

@@ -24,13 +24,12 @@ from .tally import number, table
 class LastOrder:
     """The last order that a site could read (`kind`, empty: none yet), and the last problem unless a success followed.
 
-    Times are seconds since the epoch.
+    `time` is in seconds since the epoch.
     """
 
     kind: str = ""
     time: float = 0.0
     problem: str = ""
-    problem_time: float = 0.0
 
 
 def path(folder: SiteFolder) -> Path:
@@ -43,21 +42,20 @@ def read(folder: SiteFolder) -> LastOrder:
     facts = {}
     with suppress(InputError):
         facts = table(parse_json(read_text(path(folder)), f"'{path(folder)}'")) if path(folder).exists() else {}
-    times = {name: number(facts.get(name)) or 0.0 for name in ("time", "problem_time")}
-    return LastOrder(one_line(facts.get("kind", "")), problem=one_line(facts.get("problem", ""), 600), **times)
+    seconds = number(facts.get("time")) or 0.0
+    return LastOrder(one_line(facts.get("kind", "")), seconds, one_line(facts.get("problem", ""), 600))
 
 
 def note_reply(folder: SiteFolder, order: Order, reply: Reply) -> None:
     """Record an order and whether the site carried it out, or why not."""
     reasons = reply.facts.get("reasons")
     problem = reply.error or (" ".join(map(str, reasons)) if isinstance(reasons, list) else "")
-    now = time.time()
-    _save(folder, LastOrder(order.kind, now, one_line(problem, 600), now if problem else 0.0))
+    _save(folder, LastOrder(order.kind, time.time(), one_line(problem, 600)))
 
 
 def note_problem(folder: SiteFolder, problem: str) -> None:
     """Record why an order could not even be read."""
-    _save(folder, replace(read(folder), problem=one_line(problem, 600), problem_time=time.time()))
+    _save(folder, replace(read(folder), problem=one_line(problem, 600)))
 
 
 def _save(folder: SiteFolder, record: LastOrder) -> None:

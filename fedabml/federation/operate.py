@@ -232,7 +232,10 @@ def resume(path: str | os.PathLike[str], *, from_round: int | None = None, foreg
 
     With `from_round` it goes back to the state after that round first, and later states are set aside. A folder whose
     processes are running is stopped first; a federation then gets a new run. Raises InputError for files that a person
-    has edited wrongly, or for a round without a state, before anything is stopped.
+    has edited wrongly, or for a round without a state, before anything is stopped. Raises it for a port that another
+    program uses after the stop; the federation then stays stopped.
+
+    Fewer sites than must reply are no error here, unlike in `up`: the federation waits for the operator to add some.
     """
     require_extra()
     folder = folder_of(path).check_owner()
@@ -371,7 +374,7 @@ def too_few_sites(folder: ServerFolder) -> str:
     if count >= least:
         return ""
     return (
-        f"The federation has {count} site{'s' if count > 1 else ''}, and a round needs the replies of {least}. "
+        f"The federation has {count} site{'' if count == 1 else 's'}, and a round needs the replies of {least}. "
         f"Add sites with `fedabml federation add-site {folder.path} NAME`, or lower min_replies in "
         f"'{folder.settings_file}'."
     )

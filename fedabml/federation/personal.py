@@ -54,7 +54,9 @@ def personalize(
     if prior.input_spec.recipe is not None and folder.settings.id_column:
         options = {"id": folder.settings.id_column, **options}
     kept = kept_state(folder, prior) if use_kept and prior.algorithm.keeps else None
-    posterior = prior.personalize(x, y, kept=kept, **options)
+    # Without a card, or where the server has counted no reply of this site (0), the prior never saw its rows.
+    trained_on = folder.card_file.is_file() and _prior_number(folder, "counted") != 0
+    posterior = prior.personalize(x, y, kept=kept, trained_on=trained_on, **options)
     if out is not None:
         posterior.save(out)
     return posterior

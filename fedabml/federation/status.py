@@ -19,7 +19,7 @@ from . import keys, last_order, pids
 from .events import read_tally
 from .folders import ServerFolder, SiteFolder
 from .logs import last_line, log_of, one_line
-from .supervisor import PIDS, SUPERVISOR, supervisor_of
+from .supervisor import PIDS, SUPERVISOR, Backoff, supervisor_of
 from .tally import SHOWN_REJECTIONS, SiteStatus, Tally, table, whole
 
 __all__ = ["ProcessStatus", "SiteFolderStatus", "SiteStatus", "Status", "processes", "read", "read_site", "run_state"]
@@ -39,6 +39,13 @@ class ProcessStatus:
     failures: int = 0
     last_exit: str = ""
     next_start: float = 0.0
+    since: float = 0.0  # when it was started last, in seconds since the epoch
+
+    @property
+    def keeps_ending(self) -> bool:
+        """Whether the process ended several times in a row, and has not run steadily since."""
+        steady = self.state == "running" and time.time() - self.since >= Backoff.steady
+        return self.failures >= 2 and not steady
 
 
 @dataclass
@@ -144,7 +151,7 @@ def _describe_processes(status: Status, folder: ServerFolder | SiteFolder, last:
     else:
         status.state = "running" if status.rounds_done or last in ("card", "round", "repeat") else "starting"
     for process in status.processes:
-        if process.failures >= 2 and not status.problem:
+        if process.keeps_ending and not status.problem:
             why = last_line(log_of(folder.path, process.name))
             status.problem = f"The process {process.name} ended {process.failures} times in a row: {why}"
 
@@ -206,7 +213,7 @@ def _connection_problem(folder: SiteFolder, processes: list[ProcessStatus]) -> s
     """Return why a running site takes no orders, from its processes and from the SuperNode's log, or an empty text."""
     for process in processes:
         log = folder.run / f"{process.name.rpartition('-')[2]}.log"
-        if process.failures >= 2:
+        if process.keeps_ending:
             return f"The process {process.name} ended {process.failures} times in a row: {last_line(log)}"
         if log.name == "supernode.log" and _NO_CONNECTION in last_line(log):
             return f"The server cannot be reached, or it refuses this site. The details are in '{log}'."
@@ -224,7 +231,14 @@ def processes(folder: ServerFolder | SiteFolder) -> list[ProcessStatus]:
         state = "stopped" if record.state in ("running", "starting") and not running else record.state
         found.append(
             ProcessStatus(
-                record.name, state, pid, record.restarts, record.failures, record.last_exit, record.next_start
+                record.name,
+                state,
+                pid,
+                record.restarts,
+                record.failures,
+                record.last_exit,
+                record.next_start,
+                record.since,
             )
         )
     return found

@@ -18,6 +18,7 @@ from .logs import one_line
 RECENT = 10  # rounds whose times are kept
 MOST_LOSSES = 4000  # if there are more, every second one is forgotten
 MOST_REASONS = 100  # different reasons that are counted
+OTHER_ORDERS = ("late: ", "twice: ", "its nonce was never sent")  # reasons that say nothing of this order's reply
 SHOWN_REJECTIONS = 20  # rejected replies that are kept with site and reason
 
 
@@ -190,13 +191,13 @@ class Tally:
 
 
 def _failure(event: dict[str, Any], site: str) -> str:
-    """Return why an attempt rejected a site's reply, or an empty text. Late replies are of other orders."""
+    """Return why an attempt rejected a site's reply, or an empty text. Replies to other orders do not count."""
     if site in names(event.get("valid"), [site]):
         return ""
     reasons = [
         one_line(each.get("reason", ""), 200) for each in tables(event.get("rejected")) if each.get("site") == site
     ]
-    return next((reason for reason in reversed(reasons) if not reason.startswith("late: ")), "")
+    return next((reason for reason in reversed(reasons) if not reason.startswith(OTHER_ORDERS)), "")
 
 
 # -- values that may be anything ------------------------------------------------------------------------------------

@@ -38,8 +38,8 @@ from ..files.sealed import group
 
 COVERAGE, CALIBRATION = 0.9, "temperature"
 TRAINED_ON = (
-    "The prior was trained on these rows, so calibration, coverage and comparison are too favourable; train with "
-    "--validation 0.2 to hold rows out."
+    "The prior was trained on these rows, so calibration, coverage and comparison are too favourable. Rows that took "
+    "no part in training judge fairly."
 )
 NO_LIMITS = RangeLimits(math.inf)  # where no ranges are known
 Columns = Mapping[str, np.ndarray]

@@ -169,3 +169,19 @@ def test_names_of_a_torch_datasets_classes_are_kept_and_must_agree():
             from_datasets({"a": one, "b": mixed})
     other.target_transform = lambda label: 1 - label  # its class numbers are no longer those of its names
     assert from_datasets({"a": one, "b": other}).class_names == ("cat", "dog")
+
+
+def test_names_of_labels_are_no_names_of_their_values(tmp_path):
+    """Two labels that are yes or no have two names, and their values 0 and 1 have none."""
+    rows = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+    marks = (rows[:, :2] > 0).astype(np.int64)
+    parts = {name: TensorDataset(torch.as_tensor(rows), torch.as_tensor(marks)) for name in "ab"}
+    for part in parts.values():
+        part.classes = ["urgent", "contagious"]
+    fed = from_datasets(parts, task="multilabel")
+    assert fed.named_classes == ()
+    run = fedabml.train(fed, "mlr", rounds=1, participation=1.0, evaluate=False)
+    assert fedabml.load_prior(run.prior.save(tmp_path / "prior.safetensors")).digest == run.prior.digest
+    five = TensorDataset(torch.as_tensor(rows), torch.as_tensor(np.tile(marks, 3)[:, :5]))
+    five.classes = list("vwxyz")
+    assert from_datasets({"a": five, "b": five}, task="multilabel", classes=2).named_classes == ()

@@ -67,6 +67,14 @@ def test_a_result_is_read_back_as_it_was(tmp_path):
     assert RunConfig.of(again[second].config) == second.config
 
 
+def test_measures_of_earlier_versions_have_the_keys_of_today(tmp_path):
+    ledger, first = Ledger(tmp_path / "cells.jsonl"), cells()[0]
+    score = Score({}, {"auroc": 0.9, "auroc_large": 0.8, "base_auroc": 0.5, "base_auroc_large": 0.4, "nll": 1.0}, {})
+    ledger.add(dataclasses.replace(result(first), scores=[score]))
+    today = {"auroc": 0.8, "auroc_all": 0.9, "base_auroc": 0.4, "base_auroc_all": 0.5, "nll": 1.0}
+    assert Ledger(ledger.path)[first].scores[0].summary == today
+
+
 def test_a_line_that_has_its_label_in_its_identity_is_still_good(tmp_path):
     cell = cells()[0]
     line = parse_sealed(result(cell).line(), "")  # and without a seal, as lines were written then

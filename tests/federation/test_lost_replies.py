@@ -185,6 +185,23 @@ def test_a_site_that_lost_its_kept_state_begins_again(tmp_path):
     assert coordinator.saved.counted["site-2"] == 3
 
 
+def test_a_round_that_a_lost_state_has_spoilt_is_repeated_at_once(tmp_path):
+    server, sites = set_up(tmp_path, algorithm="scaffold", participation=1.0, rounds=2, min_replies=5)
+    wire = Wire(server, sites)
+
+    def lose(order, reply):
+        if (order.round, order.site) == (1, "site-2"):
+            for path in sites["site-2"].state.glob("kept-*"):
+                path.unlink()
+        return [Arrival(order.site, reply)]
+
+    wire.tamper = lose
+    _, events = lead(server, wire)
+    assert [line["round"] for line in rounds_of(events, "repeat")] == [2]
+    assert len(rounds_of(events)[1]["valid"]) == 5
+    assert wire.now < 5  # the pause before a repeated attempt lasts up to 20 s
+
+
 @pytest.mark.parametrize("algorithm", KEEPERS)
 def test_after_a_poison_a_federation_goes_back_to_the_state_before_it(tmp_path, algorithm):
     settings = {"algorithm": algorithm, "participation": 1.0, "rounds": 13, "epochs": 1, "rest_rounds": 0}

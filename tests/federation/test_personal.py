@@ -73,7 +73,9 @@ def test_validation_aim_and_identifiers_are_passed_on(tmp_path):
     sites, schema = make_sites(tmp_path, "table")
     trained(sites, schema)
     posterior = personalize(sites["b"], validation=0.3, aim="f1", coverage=0.8, epochs=1)
-    assert posterior.trust is not None
+    assert posterior.trust is not None and posterior.trust.trained_on
+    write_json(sites["b"].prior_facts_file, {"round": 1, "counted": 0})  # no reply of b's has counted
+    assert not personalize(sites["b"], validation=0.3, epochs=1).trust.trained_on
     assert posterior.input_spec.recipe.id == "patient"  # the schema's
     table = frame(2).rename(columns={"patient": "case"})
     table.to_csv(tmp_path / "case.csv", index=False)

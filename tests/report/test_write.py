@@ -372,6 +372,11 @@ def test_places_that_cannot_be_used(make_run: MakeRun, tmp_path: Path) -> None:
         write([run], tmp_path / "file" / "r.html")
 
 
+def test_a_run_of_an_earlier_version_has_the_keys_of_today(make_run):
+    (run,) = read_runs([make_run("old", auroc=0.9, auroc_large=0.8)])
+    assert (run.summary["auroc"], run.summary["auroc_all"]) == (0.8, 0.9) and "auroc_large" not in run.summary
+
+
 def test_clients_of_other_partitions_are_others(make_run: MakeRun) -> None:
     runs = read_runs([make_run(name, algorithm=name, clients=n) for name, n in (("a", 3), ("b", 3), ("c", 4))])
     assert client_names(runs[:2]) == [["clinic 0", "clinic 1", "clinic 2"]] * 2

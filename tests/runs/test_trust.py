@@ -441,8 +441,8 @@ def test_the_validation_rows_of_a_run_are_those_that_a_client_holds_out(of_table
     rows = held.federation.val[1]
     assert own.trust.held_out == rows_digest(fed.x[rows], fed.y[rows]) and own.trust.rows == len(rows)
     assert not own.trust.trained_on and TRAINED_ON not in "".join(posterior_lines(own))
-    again = held.prior.personalize(fed.x[fed.train[1]], fed.y[fed.train[1]], encoded=True)
-    assert held.posterior(1).q.mean.shape == again.q.mean.shape and held.posterior(1).trust is None
+    assert len(client_rows(held.federation, held.prior, 1).x) == len(held.federation.train[1])
+    assert held.posterior(1).trust is None
     data = client_rows(held.federation, held.prior, 1, 0.5)
     given = {"encoded": data.encoded, "posterior": own}
     assert TRAINED_ON not in compare_at_site(held.prior, data.x, data.y, data.validation, **given).sentence

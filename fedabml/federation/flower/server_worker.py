@@ -110,7 +110,7 @@ class ServerWorker:
             log.warning("The run %d ended: %s", task.run_id, error)
             self._close(task, str(error))
             return False
-        except Exception as error:  # not StopRequested: then the file stays, and the next worker continues
+        except Exception as error:  # not ProcessStopped: then the file stays, and the next worker continues
             self._close(task, f"{type(error).__name__}: {error}")
             raise
         self._close(task, None)

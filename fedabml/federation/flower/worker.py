@@ -85,7 +85,7 @@ class Worker:
                 error = self._answer(task)
             self._reply_file.unlink(missing_ok=True)  # from here on nobody may hand it over again
             task.finish(error)
-        except Exception as problem:  # not StopRequested: then the files stay, and the next worker continues
+        except Exception as problem:  # not ProcessStopped: then the files stay, and the next worker continues
             log.warning("A task was given up: %s: %s", type(problem).__name__, problem)
             if not self._reply_file.exists():  # else a second reply would follow the first
                 self._give_up(task)
