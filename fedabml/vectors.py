@@ -303,7 +303,7 @@ def mask_parameter(module: nn.Module) -> inspect.Parameter | None:
 
 
 def _check_module(module: nn.Module) -> None:
-    """Refuse a module with TorchScript, lazy layers, complex weights, or layers with running statistics."""
+    """Refuse a module with TorchScript, lazy layers, complex trained weights, or layers with running statistics."""
     if any(isinstance(child, torch.jit.ScriptModule) for child in module.modules()):
         raise InputError(
             "The model, or a part of it, was made by torch.jit.script or torch.jit.trace, and cannot be called with "
@@ -315,7 +315,7 @@ def _check_module(module: nn.Module) -> None:
                 f"The model's '{name}' belongs to a lazy layer, which has no shape before its first call. Call the "
                 "model once on an example, model(x), and then train it; or use the plain layer with its sizes."
             )
-        if tensor.is_complex():
+        if tensor.is_complex() and tensor.requires_grad:  # constants, such as phases, may be complex
             raise InputError(
                 f"The model's '{name}' is complex ({tensor.dtype}); weights must be real. Make the layer with "
                 "dtype=torch.float32, twice as wide for real and imaginary parts."

@@ -210,7 +210,10 @@ def calls(t):
         "load_posterior": (fedabml.load_posterior, {"path": f / "posterior.safetensors", "model": None}),
         "personalize": (
             prior.personalize,
-            own | {"kept": None, "validation": 0.4, "aim": "", "coverage": 0.5, "false_alarms": 0.1} | weights,
+            own
+            | {"kept": None, "validation": 0.4, "aim": "", "coverage": 0.5, "false_alarms": 0.1}
+            | weights
+            | {"trained_on": False},
         ),
         "compare_at_site": (fedabml.compare_at_site, site),
         "predict": (posterior.predict, asked),

@@ -47,8 +47,3 @@ def test_a_class_may_be_registered_itself_or_by_its_place(monkeypatch, home):
     monkeypatch.setitem(REGISTRY, "own", Entry(home, {"personal_epochs": 2}))
     made = make("own", lr=0.5)
     assert type(made) is Own and (made.personal_epochs, made.lr) == (2, 0.5) and name_of(made) == "own"
-
-
-def test_a_hook_by_its_former_name_is_refused():
-    with pytest.raises(TypeError, match="defines 'fine'; this hook is called 'needs_full_precision' now"):
-        type("Old", (FedAvg,), {"fine": True})

@@ -738,7 +738,7 @@ def test_everything_diverges(tmp_path):
             "such as fedabml.lam=…; fedabml, ditto",
         ),
         (["--algorithms", "local,ditto", "--set", "lam=2"], "such as ditto.lam=…."),
-        (["--algorithms", "all,local"], "all stands alone"),
+        (["--algorithms", "all,local"], "all already names every algorithm"),
         (["--algorithms", "local", "--seeds", "many"], "such as 0,3,7"),
         (["--algorithms", "local", "--seeds", "0"], "such as 0,3,7"),
         (["--algorithms", "local", "--seeds", "1,1"], "each once"),

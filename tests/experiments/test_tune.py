@@ -458,7 +458,7 @@ def test_without_optuna_it_says_what_to_install(monkeypatch):
 
 def test_bad_words():
     error = lambda *words: run("tune", *WORDS, *words, code=2).stderr
-    assert "all stands alone" in error("--algorithms", "all,local")
+    assert "all already names every algorithm" in error("--algorithms", "all,local")
     assert "for ditto, which is not among the named algorithms" in error(
         "--algorithms", "local", "--set", "ditto.lam=1"
     )
