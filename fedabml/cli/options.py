@@ -61,7 +61,7 @@ class _PlainSwitches:
 
 
 class Command(_PlainSwitches, TyperCommand):
-    """The class of a command."""
+    """Make commands whose help shows no type for switches."""
 
 
 class Group(_PlainSwitches, TyperGroup):

@@ -250,7 +250,7 @@ def alike_words_notes(name: str, values: Iterable[str]) -> list[str]:
 def rare_class_notes(target: str, labels: Iterable[str]) -> list[str]:
     """Return a note for each class of fewer than 5 rows in all, which may be a typing error; `labels` has every row's.
 
-    Where no class has 20 rows, the table is small, and nothing is said.
+    Where no class has 20 rows, the table is small, and no class is named.
     """
     counts = Counter(labels)
     if max(counts.values(), default=0) < MANY_OF_CLASS:

@@ -164,9 +164,8 @@ def test_a_server_whose_newest_state_is_damaged_goes_on_from_the_one_before(tmp_
     assert_equal(coordinator.saved.state.shared, simulation(server, coordinator.card).shared)
 
 
-def test_a_site_that_lost_its_kept_state_begins_again(tmp_path):
-    server, sites = set_up(tmp_path, algorithm="scaffold", participation=1.0, rounds=3)
-    wire = Wire(server, sites)
+def losing_kept_state(sites):
+    """Return what a wire does to replies: after round 1, site-2 loses its kept state."""
 
     def lose(order, reply):
         if (order.round, order.site) == (1, "site-2"):
@@ -174,7 +173,12 @@ def test_a_site_that_lost_its_kept_state_begins_again(tmp_path):
                 path.unlink()
         return [Arrival(order.site, reply)]
 
-    wire.tamper = lose
+    return lose
+
+
+def test_a_site_that_lost_its_kept_state_begins_again(tmp_path):
+    server, sites = set_up(tmp_path, algorithm="scaffold", participation=1.0, rounds=3)
+    wire = Wire(server, sites, losing_kept_state(sites))
     coordinator, events = lead(server, wire)
     lines = rounds_of(events)
     assert "site-2" not in lines[1]["valid"]
@@ -187,15 +191,7 @@ def test_a_site_that_lost_its_kept_state_begins_again(tmp_path):
 
 def test_a_round_that_a_lost_state_has_spoilt_is_repeated_at_once(tmp_path):
     server, sites = set_up(tmp_path, algorithm="scaffold", participation=1.0, rounds=2, min_replies=5)
-    wire = Wire(server, sites)
-
-    def lose(order, reply):
-        if (order.round, order.site) == (1, "site-2"):
-            for path in sites["site-2"].state.glob("kept-*"):
-                path.unlink()
-        return [Arrival(order.site, reply)]
-
-    wire.tamper = lose
+    wire = Wire(server, sites, losing_kept_state(sites))
     _, events = lead(server, wire)
     assert [line["round"] for line in rounds_of(events, "repeat")] == [2]
     assert len(rounds_of(events)[1]["valid"]) == 5
