@@ -10,7 +10,7 @@ import pwd
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -203,8 +203,9 @@ class SiteFolder(_Folder):
 
     @cached_property
     def settings(self) -> SiteSettings:
-        """The settings, read once."""
-        return SiteSettings.load(self.check().settings_file)
+        """The settings, read once. A relative path of the data begins at this folder, wherever a process was started."""
+        settings = SiteSettings.load(self.check().settings_file)
+        return replace(settings, data=str(self.path / settings.data)) if settings.data else settings
 
     def make(self) -> None:
         """Make the folder with `state` and `run`. One that exists becomes private, too: its settings name the data."""

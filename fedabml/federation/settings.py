@@ -271,7 +271,11 @@ class SiteSettings(_Checked):
     federation: str = key(MISSING, "identity of the federation, 32 hexadecimal digits; leave it as it is")
     name: str = key(MISSING, "name of this site; leave it as it is")
     server: str = key(MISSING, "address of the federation's server, host:port")
-    data: str = key("", "this site's data: a table, an .npz file or a folder. They never leave this machine")
+    data: str = key(
+        "",
+        "this site's data: a table, an .npz file or a folder; a relative path begins at this file's folder. They never "
+        "leave this machine",
+    )
     target_column: str = key(
         "",
         "table: column to predict, whatever the federation's schema calls it; needed for allow_pooled_sums, or if the "

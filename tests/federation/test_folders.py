@@ -31,6 +31,25 @@ def test_only_the_owner_enters(folder):
     assert stat.S_IMODE(folder.site_secret("a").parent.stat().st_mode) == 0o700
 
 
+@pytest.mark.parametrize(("written", "meant"), [("rows.csv", "north/rows.csv"), ("../rows.csv", "north/../rows.csv")])
+def test_a_relative_path_of_data_begins_at_the_sites_folder(tmp_path, monkeypatch, written, meant):
+    site = SiteFolder(tmp_path / "north")
+    site.make()
+    SiteSettings.of(SITE | {"data": written}).save(site.settings_file)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert site.settings.data == str(tmp_path / meant)
+
+
+def test_an_absolute_path_of_data_and_none_stay_as_they_are(tmp_path):
+    for data in ("", str(tmp_path / "rows.csv")):
+        site = SiteFolder(tmp_path / f"north{len(data)}")
+        site.make()
+        SiteSettings.of(SITE | {"data": data}).save(site.settings_file)
+        assert site.settings.data == data
+
+
 def test_a_sites_folder_that_exists_becomes_private(tmp_path):
     place = tmp_path / "north"
     place.mkdir()
