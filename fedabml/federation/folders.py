@@ -203,7 +203,7 @@ class SiteFolder(_Folder):
 
     @cached_property
     def settings(self) -> SiteSettings:
-        """The settings, read once. A relative path of the data begins at this folder, wherever a process was started."""
+        """The settings, read once; a relative path of the data begins at this folder, wherever a process started."""
         settings = SiteSettings.load(self.check().settings_file)
         return replace(settings, data=str(self.path / settings.data)) if settings.data else settings
 
