@@ -15,6 +15,7 @@ from tests.results.published import (
     PLAIN,
     RESNET,
     RESULTS,
+    ROOT,
     by_system,
     check,
     check_bold,
@@ -26,6 +27,7 @@ from tests.results.published import (
     scores,
     system,
     table,
+    tables,
     values,
 )
 
@@ -171,6 +173,12 @@ def test_the_papers_optimiser():
     assert f"in every column it is {', '.join(last[:3])} and {last[3]} points below" in text
     assert places == [(11, 15), (12, 15), (11, 15), (7, 10)]
     assert "eleventh, twelfth and eleventh of fifteen, and seventh of ten" in text
+    for name in LENT.values():
+        for steps in ("SGD, momentum 0.5", "SGD, momentum 0.9"):  # as results/README.md says
+            cells = four_optimisers(name)[0][steps]
+            assert any(by_seed[0] > cells["fedabml"][0] for by_seed in cells.values())
+    (row,) = [row for row in table(RESULTS / "README.md", "aim") if row[0].startswith("the paper's first place under")]
+    assert row[1] == "–" and "all four columns, also with momentum [0.5 and 0.9]" in row[2]
     of_paper = {name: {own: numbers.table1(own, name) for own in numbers.TABLE1} for name in LENT.values()}
     ranks = [sum((v or 0) > cells["fedabml"] for v in cells.values()) for cells in of_paper.values()]
     assert ranks == [1, 0, 0, 0]
@@ -237,7 +245,7 @@ def test_the_papers_optimiser_on_emnist():
     local = [own for own in rivals if own not in ("fedavg", "fedprox")]
     *first, last = (f"{distance('emnist', cells, local):.2f}" for cells in found.values())
     assert len(local) == 10 and f"the four distances are then {', '.join(first)} and {last}." in text
-    plain, half, most, _ = found.values()
+    plain, _, most, _ = found.values()
     *first, last = (f"{distance('emnist', plain, plain.keys() - {'fedabml'}, seed):.2f}" for seed in range(5))
     assert f"plain SGD is {', '.join(first)} and {last} points from the paper over fourteen rivals" in text
     above, below = from_paper("emnist", most, ("fedavg", "fedprox"))
@@ -302,6 +310,82 @@ def test_plain_sgd_on_fashionmnist_over_five_seeds():
     assert {len(rivals) for rivals in seeds.values()} == {9}
     assert f"plain SGD is {', '.join(first)} and {last} points from the paper" in text
     assert f"and {-np.mean(own):.1f} with plain SGD over five seeds" in text
+
+
+def test_the_optimisers_in_the_objections():
+    (row,) = [row for row in table(RESULTS / "objections.md", "objection") if row[0].startswith("our reading")]
+    away, own, paper = {}, {}, {}
+    for name in LENT.values():
+        found, rivals = four_optimisers(name)
+        away[name] = [f"{distance(name, cells, rivals):.1f}" for cells in found.values()]
+        own[name] = [f"{cells['fedabml'][0]:.1f}" for cells in found.values() if "fedabml" in cells]
+        paper[name] = f"{numbers.table1('fedabml', name):.1f}"
+    two, five, letters, clothes = LENT.values()
+    assert f"momentum 0.9 ({away[two][2]} points on (100,2), Adam {away[two][3]}; " in row[1]
+    assert f"; {away[five][2]} on (100,5), Adam {away[five][3]}). " in row[1]
+    assert f"then has {own[two][2]} and {own[five][2]}, in the paper {paper[two]} and {paper[five]}. EMNIST" in row[1]
+    assert away[letters][0] == away[letters][2]
+    assert f"momentum 0.5 ({away[letters][1]}; plain SGD and 0.9 {away[letters][0]}). " in row[1]
+    assert f"then has {own[letters][1]}, in the paper {paper[letters]}. FashionMNIST" in row[1]
+    assert away[clothes][0] == away[clothes][1]
+    assert f"momentum 0.5 are nearest ({away[clothes][1]}; plain SGD" in row[1]
+    assert f"then has {own[clothes][1]} (94.8 over five), in the paper {paper[clothes]}. FedABML is below" in row[1]
+
+
+# -- docs/research.md: the label level's α ----------------------------------------------------------------------------
+RESEARCH = ROOT / "docs/research.md"
+
+
+def alphas():
+    """The test scores on EMNIST by row of the table: {system: {seed: summary}}."""
+    found, hashes = {}, {}
+    names = {("fedabml", None): "FedABML, α = 1/K", ("fedabml", 0.1): "FedABML, α = 0.1"}
+    names |= {("fedavg-ft", None): "FedAvg + FT, α = 1/K", ("fedabml-plain", 0.1): "FedABML, no label level"}
+    names |= {("fedavg-ft", 0.1): "FedAvg + FT", ("scaffold-ft", 0.1): "SCAFFOLD + FT"}
+    names |= {("perfedavg", 0.1): "Per-FedAvg", ("ditto", 0.1): "Ditto"}
+    for line in (RESULTS / "research/emnist-label-alpha-test.jsonl").read_text(encoding="utf-8").splitlines():
+        cell = json.loads(line)
+        config = json.loads(cell["identity"])[0]
+        own = config[config["algorithm"]]
+        name = names[config["algorithm"], own["label_alpha"]]
+        assert cell["error"] is None and cell["facts"]["split"] == "test" and config["dataset"] == "emnist"
+        assert own["label_prior"] == ("dirichlet" if "α" in name else "none")
+        assert hashes.setdefault(config["seed"], cell["facts"]["partition_hash"]) == cell["facts"]["partition_hash"]
+        found.setdefault(name, {})[config["seed"]] = cell["scores"][0]["summary"]
+    assert all(cells.keys() == set(range(15, 20)) for cells in found.values())
+    return found
+
+
+def test_the_label_levels_alpha_on_emnist():
+    found = alphas()
+    (head, *rows) = next(rows for rows in tables(RESEARCH) if rows[0][0] == "EMNIST, seeds 15 to 19")
+    first = found["FedABML, α = 1/K"]
+    assert head[1:] == ["accuracy %", "difference", "NLL", "difference", "ECE", "difference"]
+    assert {own for own, *_ in rows} == found.keys() and len(rows) == 8
+    for own, *row in rows:
+        check_beside(row, found[own], first)
+    level = found["FedABML, α = 0.1"]
+    for measure in ("nll", "ece"):
+        assert min(found, key=lambda own: mean(found[own], measure)) == "FedABML, α = 1/K"
+        assert all(first[seed][measure] < level[seed][measure] for seed in first)
+    text = " ".join(RESEARCH.read_text(encoding="utf-8").split())
+    lead, width = paired(level, found["Per-FedAvg"], "ece")
+    assert f"With 0.1 the ECE is above Per-FedAvg's, by {lead:.4f} ± {width:.4f}." in text
+
+
+def test_the_rows_of_the_label_levels_alpha():
+    """The rows of the first table of the page that are of seeds 15 to 19."""
+    found, new = alphas(), " seeds 15 to 19, "
+    shown = [row[2] for rows in tables(RESEARCH) for row in rows[1:] if new in row[1]]
+    pairs = [("FedABML, α = 1/K", "FedABML, α = 0.1"), ("FedAvg + FT, α = 1/K", "FedAvg + FT")]
+    for cell, (one, other) in zip(shown, pairs, strict=True):
+        changes = [paired(found[one], found[other], measure) for measure in ("accuracy", "nll", "ece")]
+        check(cell, *(value for pair in changes for value in pair))
+    older = [row[2] for rows in tables(RESEARCH) for row in rows[1:] if " seeds 10 to 14, " in row[1]]
+    found = scores("emnist")
+    changes = [paired(found["FedABML, label_alpha"], found[LEVEL], measure) for measure in ("accuracy", "nll", "ece")]
+    check(older[0], *(value for pair in changes for value in pair))
+    assert len(older) == 1
 
 
 # -- results/objections.md --------------------------------------------------------------------------------------------
