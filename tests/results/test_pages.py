@@ -15,6 +15,7 @@ from tests.results.published import (
     PLAIN,
     RESNET,
     RESULTS,
+    ROOT,
     by_system,
     check,
     check_bold,
@@ -26,6 +27,7 @@ from tests.results.published import (
     scores,
     system,
     table,
+    tables,
     values,
 )
 
@@ -97,26 +99,179 @@ def test_parts_of_fedabml_left_out():
         check_beside(row, found[own], found["FedABML"])
 
 
-def test_the_papers_optimiser():
-    ours = {}
-    for config, (summary,) in read(RESULTS / "fair/optimiser.jsonl"):
+def optimisers(name):
+    """The accuracies of a column under each optimiser, {(local steps, lr): {algorithm: {seed: accuracy}}}.
+
+    Those of plain SGD on CIFAR-10 and EMNIST are the published ones of our reading of the paper's settings.
+    """
+    dataset, _, classes = name.partition("-")
+    plain = [] if dataset == "fashionmnist" else [RESULTS / "table1-paper" / dataset / "cells.jsonl"]
+    found = {}
+    for config, (summary, *_) in (cell for path in (*plain, FAIR.parent / "optimiser.jsonl") for cell in read(path)):
         own = config[config["algorithm"]]
-        if config["dataset"] != "cifar10":
-            continue
-        cells = ours.setdefault((str(own["momentum"]), config["classes_per_client"]), {})
-        cells[config["algorithm"]] = 100 * summary["accuracy"]
-    *rows, paper = table(FAIR, "momentum")
-    for momentum, *row in rows:
-        for i, classes in enumerate((2, 5)):
-            cells = ours[momentum, classes]
-            distances = [abs(cells[a] - numbers.table1(a, f"cifar10-{classes}")) for a in cells if a != "fedabml"]
-            assert len(distances) == 14
-            check(row[i], np.mean(distances))
-            check(row[2 + i], cells["fedabml"])
-            check(row[4 + i], cells["pfedbayes"])
-    pairs = [(algorithm, classes) for algorithm in ("fedabml", "pfedbayes") for classes in (2, 5)]
-    for shown, (algorithm, classes) in zip(paper[3:], pairs, strict=True):
-        check(shown, numbers.table1(algorithm, f"cifar10-{classes}"))
+        if config["dataset"] == dataset and (not classes or config["classes_per_client"] == int(classes)):
+            steps = "Adam" if own.get("optimiser") == "adam" else f"SGD, momentum {own['momentum']}"
+            by_seed = found.setdefault((steps, own["lr"]), {}).setdefault(config["algorithm"], {})
+            assert by_seed.setdefault(config["seed"], accuracy := 100 * summary["accuracy"]) == accuracy
+    return found
+
+
+def from_paper(name, cells, rivals, seed=0):
+    """What the rivals have more than in the paper, in points; their order is that of `rivals`."""
+    return np.array([cells[own][seed] - numbers.table1(own, name) for own in rivals])
+
+
+def distance(name, cells, rivals, seed=0):
+    return np.abs(from_paper(name, cells, rivals, seed)).mean()
+
+
+def four_optimisers(name):
+    """Plain SGD, momentum 0.5 and 0.9, and Adam with lr 0.001 in a column; and the rivals that have all four."""
+    every = optimisers(name)
+    lr = min(lr for steps, lr in every if "SGD" in steps)
+    found = {steps: every[steps, lr] for steps in (f"SGD, momentum {momentum}" for momentum in (0.0, 0.5, 0.9))}
+    found["Adam"] = every["Adam", 0.001]
+    assert every.keys() <= {*((steps, lr) for steps in found), ("Adam", 0.001), ("Adam", 0.01)}
+    assert lr == (0.001 if "cifar" in name else 0.01)
+    rivals = sorted(set.intersection(*(set(cells) for cells in found.values())) - {"fedabml"})
+    return found, rivals
+
+
+NO_ADAM = {"scaffold", "scaffold-ft"}  # their formulas need SGD
+
+
+def fair_text():
+    return " ".join(FAIR.read_text(encoding="utf-8").split())
+
+
+def test_the_papers_optimiser():
+    """The distances of four optimisers in four columns, the nearest, and what FedABML then has."""
+    rows, means, nearest, behind, places, last = table(FAIR, "column", "rivals"), [], [], [], [], []
+    assert [column for column, *_ in rows] == list(LENT)
+    for column, count, *shown in rows:
+        found, rivals = four_optimisers(name := LENT[column])
+        assert len(rivals) == int(count)
+        distances = {steps: distance(name, cells, rivals) for steps, cells in found.items()}
+        for cell, expected in zip(shown, distances.values(), strict=False):
+            check(cell, expected)
+        check_bold(min, *shown[:4])
+        means.append([*distances.values()])
+        nearest.append(min(distances, key=distances.get))
+        cells = found[nearest[-1]]
+        check(shown[4], cells["fedabml"][0])
+        check(shown[5], paper := numbers.table1("fedabml", name))
+        behind.append(f"{paper - cells['fedabml'][0]:.1f}")
+        last.append(f"{paper - found['SGD, momentum 0.9']['fedabml'][0]:.1f}")
+        order = sorted(cells, key=lambda own: -cells[own][0])
+        places.append((order.index("fedabml") + 1, len(order)))
+        assert all(cells["fedabml"][0] < paper for cells in found.values() if "fedabml" in cells)
+    text = fair_text()
+    assert [steps[-3:] for steps in nearest] == ["0.9", "0.9", "0.5", "0.5"]
+    plain, half, most, adam = (f"{value:.2f}" for value in np.mean(means, axis=0))
+    assert f"momentum 0.9: {most}. With Adam it is {adam}, with momentum 0.5 {half} and with plain SGD {plain}." in text
+    assert f"{', '.join(behind[:3])} and {behind[3]} points below the paper. With momentum 0.9" in text
+    assert f"in every column it is {', '.join(last[:3])} and {last[3]} points below" in text
+    assert places == [(11, 15), (12, 15), (11, 15), (7, 10)]
+    assert "eleventh, twelfth and eleventh of fifteen, and seventh of ten" in text
+    for name in LENT.values():
+        for steps in ("SGD, momentum 0.5", "SGD, momentum 0.9"):  # as results/README.md says
+            cells = four_optimisers(name)[0][steps]
+            assert any(by_seed[0] > cells["fedabml"][0] for by_seed in cells.values())
+    (row,) = [row for row in table(RESULTS / "README.md", "aim") if row[0].startswith("the paper's first place under")]
+    assert row[1] == "–" and "all four columns, also with momentum [0.5 and 0.9]" in row[2]
+    of_paper = {name: {own: numbers.table1(own, name) for own in numbers.TABLE1} for name in LENT.values()}
+    ranks = [sum((v or 0) > cells["fedabml"] for v in cells.values()) for cells in of_paper.values()]
+    assert ranks == [1, 0, 0, 0]
+
+
+def check_optimisers(name, row, cells, systems, common):
+    """Check a row: the distances over the common and over all rivals, and the accuracies of some systems."""
+    shown = dict(zip(("common", "all", *systems), row, strict=True))
+    if cells is None:
+        assert shown.pop("common") == shown.pop("all") == "–"
+    else:
+        every = cells.keys() - {"fedabml"}
+        check(shown.pop("common"), distance(name, cells, common))
+        assert len(every) == 14 or shown["all"] == "–"
+        if shown["all"] != "–":
+            check(shown["all"], distance(name, cells, every))
+        del shown["all"]
+    for own, cell in shown.items():
+        if cells is not None and own not in cells:
+            assert cell == "–"
+        else:
+            check(cell, numbers.table1(own, name) if cells is None else cells[own][0])
+
+
+def test_the_papers_optimiser_on_cifar10():
+    rows = table(FAIR, "local steps", "column")
+    systems, above = ("fedavg", "fedavg-ft", "ditto", "pfedme", "pfedbayes", "fedabml"), {}
+    for i, classes in enumerate((2, 5)):
+        found, rivals = four_optimisers(name := f"cifar10-{classes}")
+        assert {*found["SGD, momentum 0.9"]} - {*rivals} == NO_ADAM | {"pfedbayes", "fedabml"}
+        mine = rows[5 * i :][:5]
+        assert [row[:2] for row in mine] == [[steps, f"(100,{classes})"] for steps in (*found, "paper")]
+        for (_, _, *row), cells in zip(mine, [*found.values(), None], strict=True):
+            check_optimisers(name, row, cells, systems, rivals)
+        local = [own for own in rivals if own not in ("fedavg", "fedprox")]
+        above[classes] = [from_paper(name, found[steps], rivals).mean() for steps in ("SGD, momentum 0.9", "Adam")]
+        leads = [
+            distance(name, found["Adam"], some) - distance(name, found["SGD, momentum 0.9"], some)
+            for some in (rivals, local)
+        ]
+        text = fair_text()
+        if classes == 2:
+            assert f"its lead over Adam is {leads[0]:.1f} points on one seed" in text
+            assert f"without FedAvg and FedProx it is {leads[1]:.1f}." in text
+        for own in ("fedavg", "fedprox"):
+            assert distance(name, found["Adam"], [own]) < distance(name, found["SGD, momentum 0.9"], [own])
+    assert f"on average {above[2][1]:.1f} and {above[5][1]:.1f} points above the paper's cells" in text
+    assert f"with momentum 0.9 they are {-above[2][0]:.1f} and {-above[5][0]:.1f} below" in text
+
+
+def test_the_papers_optimiser_on_emnist():
+    found, rivals = four_optimisers("emnist")
+    assert {*found["SGD, momentum 0.9"]} - {*rivals} == NO_ADAM | {"fedabml"}
+    rows = table(FAIR, "local steps", "lr", "distance, 12 rivals")
+    assert [row[:2] for row in rows] == [
+        *([steps, str(lr)] for steps, lr in optimisers("emnist")),
+        ["paper", "–"],
+    ]
+    for (_, _, *row), cells in zip(rows, [*found.values(), None], strict=True):
+        check_optimisers(
+            "emnist", row, cells, ("fedavg", "fedavg-ft", "fedprox", "pfedme", "pfedbayes", "fedabml"), rivals
+        )
+    text = fair_text()
+    local = [own for own in rivals if own not in ("fedavg", "fedprox")]
+    *first, last = (f"{distance('emnist', cells, local):.2f}" for cells in found.values())
+    assert len(local) == 10 and f"the four distances are then {', '.join(first)} and {last}." in text
+    plain, _, most, _ = found.values()
+    *first, last = (f"{distance('emnist', plain, plain.keys() - {'fedabml'}, seed):.2f}" for seed in range(5))
+    assert f"plain SGD is {', '.join(first)} and {last} points from the paper over fourteen rivals" in text
+    above, below = from_paper("emnist", most, ("fedavg", "fedprox"))
+    assert f"FedAvg is {above:.0f} points above its cell in the paper, and FedProx {-below:.0f} below" in text
+    *first, last = (f"{np.mean([cells['fedavg'][seed] for seed in range(5)]):.1f}" for cells in found.values())
+    assert f"Over seeds 0 to 4 FedAvg has {', '.join(first)} and {last} in the order" in text
+    *first, last = (f"{-from_paper('emnist', cells, ['fedabml'])[0]:.1f}" for cells in found.values())
+    assert f"It is {', '.join(first)} and {last} points below the paper" in text
+    for cells, count in zip(found.values(), (15, 15, 15, 13), strict=True):
+        assert len(cells) == count and sum(by_seed[0] > cells["fedabml"][0] for by_seed in cells.values()) == 10
+    for own in ("fedabml", "pfedbayes", "pfedme"):
+        assert min(cells[own][0] for cells in found.values()) == found["Adam"][own][0]
+
+
+def test_the_optimisers_share_a_columns_partition():
+    """Cells of one column and seed are of one partition, whatever the optimiser, and none of them diverged."""
+    hashes = {}
+    plain = [RESULTS / "table1-paper" / dataset / "cells.jsonl" for dataset in ("cifar10", "emnist")]
+    for path in (*plain, FAIR.parent / "optimiser.jsonl"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            cell = json.loads(line)
+            config = json.loads(cell["identity"])[0]
+            assert cell["error"] is None and cell["facts"]["split"] == "test"
+            column = config["dataset"], config["classes_per_client"], config["seed"]
+            hashes.setdefault(column, set()).add(cell["facts"]["partition_hash"])
+    assert {len(found) for found in hashes.values()} == {1}
 
 
 def test_the_papers_optimiser_on_fashionmnist():
@@ -127,7 +282,7 @@ def test_the_papers_optimiser_on_fashionmnist():
             steps = "Adam" if own.get("optimiser") == "adam" else f"SGD, momentum {own['momentum']}"
             cells = ours.setdefault((steps, own["lr"]), {})
             cells[config["algorithm"]] = 100 * summary["accuracy"]
-    *rows, paper = table(FAIR, "local steps")
+    *rows, paper = table(FAIR, "local steps", "lr", "distance to the paper")
     of_paper = lambda algorithm: numbers.table1(algorithm, "fashionmnist")
     assert [(steps, float(lr)) for steps, lr, *_ in rows] == list(ours)
     for cells, (_, _, distance, *row) in [*zip(ours.values(), rows, strict=True), ({}, paper)]:
@@ -155,6 +310,82 @@ def test_plain_sgd_on_fashionmnist_over_five_seeds():
     assert {len(rivals) for rivals in seeds.values()} == {9}
     assert f"plain SGD is {', '.join(first)} and {last} points from the paper" in text
     assert f"and {-np.mean(own):.1f} with plain SGD over five seeds" in text
+
+
+def test_the_optimisers_in_the_objections():
+    (row,) = [row for row in table(RESULTS / "objections.md", "objection") if row[0].startswith("our reading")]
+    away, own, paper = {}, {}, {}
+    for name in LENT.values():
+        found, rivals = four_optimisers(name)
+        away[name] = [f"{distance(name, cells, rivals):.1f}" for cells in found.values()]
+        own[name] = [f"{cells['fedabml'][0]:.1f}" for cells in found.values() if "fedabml" in cells]
+        paper[name] = f"{numbers.table1('fedabml', name):.1f}"
+    two, five, letters, clothes = LENT.values()
+    assert f"momentum 0.9 ({away[two][2]} points on (100,2), Adam {away[two][3]}; " in row[1]
+    assert f"; {away[five][2]} on (100,5), Adam {away[five][3]}). " in row[1]
+    assert f"then has {own[two][2]} and {own[five][2]}, in the paper {paper[two]} and {paper[five]}. EMNIST" in row[1]
+    assert away[letters][0] == away[letters][2]
+    assert f"momentum 0.5 ({away[letters][1]}; plain SGD and 0.9 {away[letters][0]}). " in row[1]
+    assert f"then has {own[letters][1]}, in the paper {paper[letters]}. FashionMNIST" in row[1]
+    assert away[clothes][0] == away[clothes][1]
+    assert f"momentum 0.5 are nearest ({away[clothes][1]}; plain SGD" in row[1]
+    assert f"then has {own[clothes][1]} (94.8 over five), in the paper {paper[clothes]}. FedABML is below" in row[1]
+
+
+# -- docs/research.md: the label level's α ----------------------------------------------------------------------------
+RESEARCH = ROOT / "docs/research.md"
+
+
+def alphas():
+    """The test scores on EMNIST by row of the table: {system: {seed: summary}}."""
+    found, hashes = {}, {}
+    names = {("fedabml", None): "FedABML, α = 1/K", ("fedabml", 0.1): "FedABML, α = 0.1"}
+    names |= {("fedavg-ft", None): "FedAvg + FT, α = 1/K", ("fedabml-plain", 0.1): "FedABML, no label level"}
+    names |= {("fedavg-ft", 0.1): "FedAvg + FT", ("scaffold-ft", 0.1): "SCAFFOLD + FT"}
+    names |= {("perfedavg", 0.1): "Per-FedAvg", ("ditto", 0.1): "Ditto"}
+    for line in (RESULTS / "research/emnist-label-alpha-test.jsonl").read_text(encoding="utf-8").splitlines():
+        cell = json.loads(line)
+        config = json.loads(cell["identity"])[0]
+        own = config[config["algorithm"]]
+        name = names[config["algorithm"], own["label_alpha"]]
+        assert cell["error"] is None and cell["facts"]["split"] == "test" and config["dataset"] == "emnist"
+        assert own["label_prior"] == ("dirichlet" if "α" in name else "none")
+        assert hashes.setdefault(config["seed"], cell["facts"]["partition_hash"]) == cell["facts"]["partition_hash"]
+        found.setdefault(name, {})[config["seed"]] = cell["scores"][0]["summary"]
+    assert all(cells.keys() == set(range(15, 20)) for cells in found.values())
+    return found
+
+
+def test_the_label_levels_alpha_on_emnist():
+    found = alphas()
+    (head, *rows) = next(rows for rows in tables(RESEARCH) if rows[0][0] == "EMNIST, seeds 15 to 19")
+    first = found["FedABML, α = 1/K"]
+    assert head[1:] == ["accuracy %", "difference", "NLL", "difference", "ECE", "difference"]
+    assert {own for own, *_ in rows} == found.keys() and len(rows) == 8
+    for own, *row in rows:
+        check_beside(row, found[own], first)
+    level = found["FedABML, α = 0.1"]
+    for measure in ("nll", "ece"):
+        assert min(found, key=lambda own: mean(found[own], measure)) == "FedABML, α = 1/K"
+        assert all(first[seed][measure] < level[seed][measure] for seed in first)
+    text = " ".join(RESEARCH.read_text(encoding="utf-8").split())
+    lead, width = paired(level, found["Per-FedAvg"], "ece")
+    assert f"With 0.1 the ECE is above Per-FedAvg's, by {lead:.4f} ± {width:.4f}." in text
+
+
+def test_the_rows_of_the_label_levels_alpha():
+    """The rows of the first table of the page that are of seeds 15 to 19."""
+    found, new = alphas(), " seeds 15 to 19, "
+    shown = [row[2] for rows in tables(RESEARCH) for row in rows[1:] if new in row[1]]
+    pairs = [("FedABML, α = 1/K", "FedABML, α = 0.1"), ("FedAvg + FT, α = 1/K", "FedAvg + FT")]
+    for cell, (one, other) in zip(shown, pairs, strict=True):
+        changes = [paired(found[one], found[other], measure) for measure in ("accuracy", "nll", "ece")]
+        check(cell, *(value for pair in changes for value in pair))
+    older = [row[2] for rows in tables(RESEARCH) for row in rows[1:] if " seeds 10 to 14, " in row[1]]
+    found = scores("emnist")
+    changes = [paired(found["FedABML, label_alpha"], found[LEVEL], measure) for measure in ("accuracy", "nll", "ece")]
+    check(older[0], *(value for pair in changes for value in pair))
+    assert len(older) == 1
 
 
 # -- results/objections.md --------------------------------------------------------------------------------------------
