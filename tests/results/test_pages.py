@@ -439,33 +439,54 @@ def test_what_is_left_without_the_label_level(column):
             check(shown, *paired(after[own], after[PLAIN], measure))
 
 
-def test_what_the_page_says_of_a_temperature_on_cifar10():
-    """The least and the largest of the rivals with a server, and what FedABML has with and without the label level."""
-    text = prose(RESULTS / "temperature/README.md")
-    cells, after = heated("CIFAR-10 (100,2)")
-    rivals = {own for own in cells if "FedABML" not in own}
-    behind = {m: {own: paired(after[own], after[LEVEL], m) for own in rivals} for m in ("nll", "ece")}
-    assert all(value > width for found in behind.values() for value, width in found.values())
-    least, ece = (min(found.values())[0] for found in behind.values())
-    assert f"0.014 on EMNIST, {least:.4f} on CIFAR-10 (100,2)" in text
-    assert f"every rival stays behind by {ece:.4f} or more" in text
-    falls = {own: -paired(after[own], cells[own], "nll")[0] for own in rivals}
-    alone = falls.pop("Local only")
-    own, other = min(falls, key=falls.get), max(falls, key=falls.get)
+def test_what_the_page_says_of_a_temperature():
+    """The least and the largest of the rivals' values, and what FedABML has with and without the label level."""
+    text, columns = prose(RESULTS / "temperature/README.md"), {column: heated(column) for column in TESTED}
+    two, five, emnist, fashion = columns.values()
+    rivals = {own for own in two[0] if "FedABML" not in own}
+    with_server = rivals - {"Local only"}
+    behind = {
+        column: {m: {own: paired(after[own], after[LEVEL], m) for own in rivals} for m in ("nll", "ece")}
+        for column, (_, after) in columns.items()
+    }
+    assert all(value > width for found in behind.values() for value, width in found["nll"].values())
+    least = {column: min(found["nll"].values())[0] for column, found in behind.items()}
     assert (
-        f"on (100,2) by {falls[own]:.3f} ({own}) to {falls[other]:.3f} ({other}), Local only's by {alone:.2f}" in text
-    )
-    from_to = (f"{min(mean(found[own], 'ece') for own in falls):.4f} or more" for found in (cells, after))
-    assert "from {} to {}, and every rival".format(*from_to) in text
-    changes = [paired(after[LEVEL], cells[LEVEL], "nll")[0] for cells, after in map(heated, TESTED)]
+        "by {:.3f} or more on FashionMNIST, {:.3f} on EMNIST, {:.4f} on CIFAR-10 (100,2) "
+        "and {:.3f} on CIFAR-10 (100,5)."
+    ).format(*(least[column] for column in reversed([*TESTED][2:])), *list(least.values())[:2]) in text
+    falls = [
+        {own: -paired(after[own], cells[own], "nll")[0] for own in rivals}
+        for cells, after in (two, five, emnist, fashion)
+    ]
+    ends = lambda found: [pick(with_server, key=found.get) for pick in (min, max)]
+    own, other = ends(falls[1])
+    shown = f"by {falls[1][own]:.2f} ({own.replace('+', ' + ')}) to {falls[1][other]:.2f} ({other}), Local only's by "
+    assert f"{shown}{falls[1]['Local only']:.1f}; on (100,2)" in text
+    own, other = ends(falls[0])
+    shown = f"on (100,2) by {falls[0][own]:.3f} ({own}) to {falls[0][other]:.3f} ({other}), Local only's by "
+    assert f"{shown}{falls[0]['Local only']:.2f}." in text
+    ditto = falls[3].pop("Ditto")
+    largest = max(abs(change) for found in falls[2:] for own, change in found.items() if own != "Local only")
+    assert f"by at most {largest:.4f}, Ditto's on FashionMNIST by {ditto:.3f}" in text
+    calibrated = [paired(emnist[1][own], emnist[1][LEVEL], "ece") for own in ("FedAvg+FT", "Ditto")]
+    assert "FedAvg + FT and Ditto are behind by {:.4f} and {:.4f}".format(*(value for value, _ in calibrated)) in text
+    assert all(value > width for value, width in calibrated)
+    for column, digits in zip([*TESTED][:2], (4, 3), strict=True):
+        cells, after = columns[column]
+        assert all(value > width for value, width in behind[column]["ece"].values())
+        ece = min(value for value, _ in behind[column]["ece"].values())
+        start, end = (min(mean(found[own], "ece") for own in with_server) for found in (cells, after))
+        assert f"from {start:.{digits}f} or more to {end:.{digits}f} or more, and every rival stays" in text
+        assert f"stays behind by {ece:.{digits}f} or more." in text
+        ahead = [paired(after[own], after[PLAIN], measure) for own in rivals for measure in ("nll", "ece")]
+        assert all(value > width for value, width in ahead)
+    changes = [paired(after[LEVEL], cells[LEVEL], "nll")[0] for cells, after in columns.values()]
     assert f"its NLL, which changes by at most {max(map(abs, changes)):.4f}" in text
+    cells, after = two
     assert f"falls from {mean(cells[LEVEL], 'ece'):.4f} to {mean(after[LEVEL], 'ece'):.4f}" in text
     change, width = paired(after[LEVEL], after[PLAIN], "nll")
     assert abs(change) < width and "On (100,2) it is not: what the level brings by NLL is not significant." in text
-    for column in ("CIFAR-10 (100,2)", "CIFAR-10 (100,5)"):
-        _, after = heated(column)
-        ahead = [paired(after[own], after[PLAIN], measure) for own in rivals for measure in ("nll", "ece")]
-        assert all(value > width for value, width in ahead)
 
 
 # -- results/objections.md, of the pages above ------------------------------------------------------------------------
@@ -512,3 +533,37 @@ def test_the_objections_of_these_pages():
         f"best rival's test NLL falls from {from_to[rival]}, FedABML's from {from_to[LEVEL]}",
         f"FedABML leads by {short(best[2], 4)}; on (100,5) by {short(best[5], 3)}",
     )
+
+
+def test_the_objections_of_few_data_and_of_emnist_and_fashionmnist():
+    found = {row[0]: row[1] for row in table(RESULTS / "objections.md", "objection")}
+    few = {
+        column: by_draw(RESULTS / "fewdata" / folder / "cells.jsonl", dataset=column.partition(" ")[0].lower())
+        for column, folder in [*FEW.items()][:2]
+    }
+    few["CIFAR-10 (100,5)"] = by_draw(RESULTS / "fewdata/cifar10-5/cells.jsonl")
+    gain = lambda column, on, own, other: paired(few[column][on][own], few[column][on][other], "accuracy")
+    level = {column: [gain(column, on, LEVEL, PLAIN) for on in ("5 random", "5")] for column in few}
+    words = [f"{worded(first, 1)} ({{}}{second[0]:.1f})" for first, second in level.values()]
+    fashion, emnist, cifar = words
+    wanted = f"CIFAR-10 {cifar.format('by label ')}, FashionMNIST {fashion.format('')}, EMNIST {emnist.format('')}"
+    assert wanted in found["few data were drawn by label; real ones are random"]
+    fashion, emnist = (worded(gain(column, "5 random", SPARSE, LEVEL), 1) for column in [*FEW][:2])
+    wanted = f"gains {fashion} over `dirichlet` on FashionMNIST and loses {emnist} on EMNIST"
+    assert wanted in found["few random samples exclude classes"]
+    _, five, emnist, fashion = (after for _, after in map(heated, TESTED))
+    least = lambda after, m: min(paired(after[own], after[LEVEL], m)[0] for own in after if "FedABML" not in own)
+    wanted = f"behind by {least(five, 'ece'):.3f} or more on CIFAR-10 (100,5)"
+    assert wanted in found["nobody calibrated the rivals"]
+    wanted = "NLL is behind by {:.3f}, {:.3f}, {:.3f} and".format(*(least(c, "nll") for c in (fashion, emnist, five)))
+    assert wanted in found["nobody calibrated the rivals"]
+    emnist, fashion = (by_system(CHOSEN, **setting) for setting in [*TESTED.values()][2:])
+    nll = lambda cells: f"{mean(cells, 'nll'):.4f}".removeprefix("0")
+    lowest = lambda cells: min((own for own in cells if "FedABML" not in own), key=lambda own: mean(cells[own], "nll"))
+    behind = " ± ".join(
+        f"{abs(value):.4f}".removeprefix("0") for value in paired(fashion[LEVEL], fashion[lowest(fashion)], "nll")
+    )
+    assert (
+        f"{nll(emnist[lowest(emnist)])}, FedABML {nll(emnist[LEVEL])} (not significantly), and "
+        f"{nll(fashion[lowest(fashion)])}, FedABML {nll(fashion[LEVEL])} (by {behind})"
+    ) in found["choosing by accuracy spoils the rivals' NLL"]
