@@ -121,6 +121,31 @@ def validated(name, wanted):
     return 100 * max(summary["accuracy"] for _, summaries in searched for summary in summaries)
 
 
+def by_draw(path, **wanted):
+    """The summaries of new clients of cells with these settings, {draw: {system: {seed: summary}}}."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        cell = json.loads(line)
+        config = json.loads(cell["identity"])[0]
+        if wanted.items() <= config.items() and not cell["error"]:
+            for score in cell["scores"]:
+                by_seed = found.setdefault(score["on"], {}).setdefault(system(config), {})
+                by_seed[config["seed"]] = score["summary"]
+    return found
+
+
+def partitions(path, **wanted):
+    """The hash of every seed's partition, of the cells with these settings."""
+    found = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        cell = json.loads(line)
+        config = json.loads(cell["identity"])[0]
+        if wanted.items() <= config.items():
+            partition = cell["facts"]["partition_hash"]
+            assert found.setdefault(config["seed"], partition) == partition
+    return found
+
+
 # -- pages ------------------------------------------------------------------------------------------------------------
 def tables(path):
     """The tables of a page, each a list of its rows, which are lists of cells; the first is the head."""
@@ -149,6 +174,17 @@ def check(shown, *expected):
     for text, value in zip(found, expected, strict=True):
         digits = len(text.partition(".")[2])
         assert abs(float(text.replace("−", "-")) - value) <= 0.5001 * 10**-digits, f"{shown!r}: {expected}"
+
+
+def prose(path):
+    """The text of a page on one line, with plain signs, so that a sentence can be looked for."""
+    return " ".join(path.read_text(encoding="utf-8").replace("−", "-").split())
+
+
+def worded(difference, digits, sign=""):
+    """A difference and half of its interval as prose has them; without `sign` the words around them tell it."""
+    value, width = difference
+    return f"{value if sign else abs(value):{sign}.{digits}f} ± {width:.{digits}f}"
 
 
 def check_bold(pick, *cells):

@@ -16,19 +16,25 @@ from tests.results.published import (
     RESNET,
     RESULTS,
     ROOT,
+    TABLE1,
+    by_draw,
     by_system,
     check,
     check_bold,
+    half,
     mean,
     named,
     paired,
     part,
+    partitions,
+    prose,
     read,
     scores,
     system,
     table,
     tables,
     values,
+    worded,
 )
 
 
@@ -470,13 +476,157 @@ def test_the_two_choices_of_widths():
     assert {own: trials.count(own) for own in names.values()} == dict.fromkeys(names.values(), 16)
 
 
+# -- results/calibration ----------------------------------------------------------------------------------------------
+CHOSEN = RESULTS / "calibration/cells.jsonl"
+TESTED = {
+    column: {"dataset": name.partition("-")[0], **({"classes_per_client": int(name[-1])} if "-" in name else {})}
+    for column, name in LENT.items()
+}
+
+
+@pytest.mark.parametrize("column", TESTED)
+def test_the_test_runs_of_configurations_of_the_lowest_nll(column):
+    """Every row, by ascending NLL, with the distance to FedABML's lowest and the scores of Table 1's choice."""
+    found, before = by_system(CHOSEN, **TESTED[column]), scores(LENT[column])
+    (rows,) = [
+        table[1:]
+        for table, title in zip(
+            [rows for rows in tables(RESULTS / "calibration/README.md") if "behind" in rows[0]], TESTED, strict=True
+        )
+        if title == column
+    ]
+    assert [named(own) for own, *_ in rows] == sorted(found, key=lambda own: mean(found[own], "nll"))
+    first = min((own for own in found if "FedABML" in own), key=lambda own: mean(found[own], "nll"))
+    for own, accuracy, nll, nll_behind, ece, ece_behind, nll_before, ece_before in rows:
+        cells = found[named(own)]
+        assert cells.keys() == set(range(10, 15))
+        check(accuracy, mean(cells, "accuracy"))
+        shown = ((nll, nll_behind, nll_before, "nll"), (ece, ece_behind, ece_before, "ece"))
+        for score, behind, earlier, measure in shown:
+            check(score, mean(cells, measure))
+            check(earlier, mean(before[named(own)], measure))
+            if named(own) == first:
+                assert not behind
+            else:
+                check(behind, *paired(cells, found[first], measure))
+    assert partitions(CHOSEN, **TESTED[column]) == partitions(TABLE1 / LENT[column] / "cells.jsonl")
+
+
+def test_what_the_page_says_of_the_test_runs_on_cifar10():
+    text = prose(RESULTS / "calibration/README.md")
+    two, five = (by_system(CHOSEN, **TESTED[f"CIFAR-10 (100,{n})"]) for n in (2, 5))
+    nearest = {True: [], False: []}  # with the level and without
+    for found in (two, five):
+        assert min(found, key=lambda own: mean(found[own], "nll")) == LEVEL
+        for has_level, shown in nearest.items():
+            rivals = [own for own in found if "FedABML" not in own and own.endswith("level") is has_level]
+            rival = min(rivals, key=lambda own: mean(found[own], "nll"))
+            shown.append(paired(found[rival], found[LEVEL], "nll"))
+    first, second = (worded(difference, 4) for difference in nearest[True])
+    assert f"with the level is behind by {first} on (100,2) and {second} on (100,5)" in text
+    assert "the best rival without it by {} and {}.".format(*(worded(d, 4) for d in nearest[False])) in text
+    assert all(
+        value > width for own in five if own != LEVEL for value, width in [paired(five[own], five[LEVEL], "ece")]
+    )
+    level = {own for own in two if (d := paired(two[own], two[LEVEL], "ece"))[0] <= d[1]} - {LEVEL}
+    assert level == {PLAIN, "SCAFFOLD+FT + label level"}
+    ece = paired(two["SCAFFOLD+FT + label level"], two[LEVEL], "ece")
+    assert f"SCAFFOLD + FT with the level ({worded(ece, 4, '+')})" in text
+    plain = {
+        (found is two, own): paired(found[own], found[PLAIN], "nll")
+        for found in (two, five)
+        for own in found
+        if "FedABML" not in own
+    }
+    equal = plain.pop((True, "SCAFFOLD+FT + label level"))
+    assert abs(equal[0]) < equal[1] and f"({worded(equal, 4)} lower)" in text
+    assert all(value > width for value, width in plain.values())
+    assert f"by {worded(min(plain.values()), 4)} or more" in text
+
+
+def test_what_another_run_of_the_same_configurations_changes():
+    """Three systems of CIFAR-10 (100,5) have Table 1's configuration; pages have the largest change of a mean."""
+    chosen, first = (
+        {(system(config), config["seed"]): own_settings(config) for config, _ in read(path) if cifar10(config)}
+        for path, cifar10 in (
+            (CHOSEN, lambda config: TESTED["CIFAR-10 (100,5)"].items() <= config.items()),
+            (TABLE1 / "cifar10-5/cells.jsonl", lambda config: True),
+        )
+    )
+    lent = [cell[0] for cell in read(RESULTS / "fair/cells.jsonl") if not part(cell[0])]
+    for config in lent:
+        if TESTED["CIFAR-10 (100,5)"].items() <= config.items():
+            first[system(config), config["seed"]] = own_settings(config)
+    same = {own for (own, seed), settings in chosen.items() if first[own, seed] == settings}
+    assert same == {LEVEL, "SCAFFOLD+FT", "SCAFFOLD+FT + label level"}
+    found, before = by_system(CHOSEN, **TESTED["CIFAR-10 (100,5)"]), scores("cifar10-5")
+    nll, accuracy = (max(abs(paired(found[own], before[own], m)[0]) for own in same) for m in ("nll", "accuracy"))
+    text = f"mean NLL differs by at most {nll:.4f}, their accuracy by {accuracy:.2f} points"
+    assert text in prose(RESULTS / "calibration/README.md")
+    for name in ("cifar10-2", "cifar10-5"):
+        text = f"up to {accuracy:.2f} points and their NLL by up to {nll:.4f}"
+        assert text in prose(TABLE1 / name / "README.md")
+
+
+# -- results/fewdata --------------------------------------------------------------------------------------------------
+FEW = {"FashionMNIST (200,2)": "fashionmnist-emnist", "EMNIST (150,3)": "fashionmnist-emnist"}
+FEW |= {"CIFAR-10 (100,5)": "cifar10-5"}
+SPARSE, SPARSE_RIVAL = "FedABML + sparse label level", "FedAvg+FT + sparse label level"
+MEASURES = {"accuracy %": "accuracy", "NLL": "nll", "ECE": "ece"}
+
+
+@pytest.mark.parametrize("draw", ["stratified", "random"])
+@pytest.mark.parametrize("column", FEW)
+def test_the_tables_of_few_data(column, draw):
+    """Every entry of the three tables: the mean and half of its interval."""
+    page = RESULTS / "fewdata" / FEW[column] / "README.md"
+    found = by_draw(page.with_name("cells.jsonl"), dataset=column.partition(" ")[0].lower().replace("-", ""))
+    for title, measure in MEASURES.items():
+        section = page.read_text(encoding="utf-8").partition(f"## {column}, {draw} draws: {title}\n")[2]
+        head, _, *rows = section.partition("\n## ")[0].partition("\n\n![")[0].strip().splitlines()
+        sizes = [cell.strip() for cell in head.strip("|").split("|")][1:]
+        assert len(sizes) == 6 and len(rows) == len(found["5"])
+        for row in rows:
+            own, *shown = [cell.strip() for cell in row.strip("|").split("|")]
+            own = named(own).replace("FedAvg +", "FedAvg+FT +")
+            for size, cell in zip(sizes, shown, strict=True):
+                cells = found[f"{size} random" if draw == "random" else size][own]
+                check(cell, mean(cells, measure), half(list(values(cells, measure).values())))
+
+
+def test_what_the_page_says_of_the_sparse_level_on_cifar10():
+    page = RESULTS / "fewdata/cifar10-5/README.md"
+    found, text = by_draw(page.with_name("cells.jsonl")), prose(page)
+    gain = lambda on, measure, own=SPARSE, other=LEVEL: paired(found[on][own], found[on][other], measure)
+    differs = lambda d: abs(d[0]) > d[1]
+    five, loss = gain("5 random", "accuracy"), gain("5 random", "nll")
+    assert f"FedABML loses {worded(five, 2)} points and {worded(loss, 3)} of NLL" in text and five[0] < 0 < loss[0]
+    for size, words in (("25", "With 25 it gains {} points and {} of NLL"), ("50", "with 50 it gains {} and {}.")):
+        accuracy, nll = gain(f"{size} random", "accuracy"), gain(f"{size} random", "nll")
+        assert words.format(worded(accuracy, 2), worded(nll, 3)) in text and accuracy[0] > 0 > nll[0]
+        assert differs(accuracy) and differs(nll)
+    accuracy, nll = gain("100 random", "accuracy"), gain("100 random", "nll")
+    assert f"With 100 it gains {worded(nll, 3)} of NLL; accuracy ({worded(accuracy, 2)})" in text
+    assert differs(five) and differs(loss) and differs(nll) and not differs(accuracy)
+    level = ("10 random", "500 random", "5", "10")
+    assert not any(differs(gain(on, measure)) for on in level for measure in ("accuracy", "nll"))
+    assert not any(differs(gain(on, "ece")) for on in found)
+    accuracy, nll = gain("25", "accuracy"), gain("25", "nll")
+    assert f"from 25 samples on: {worded(accuracy, 2)} points and {worded(nll, 3)} of NLL with 25." in text
+    few, more = (gain(on, "accuracy", SPARSE_RIVAL, "FedAvg+FT + label level") for on in ("5 random", "25 random"))
+    assert f"FedAvg loses {worded(few, 2)} points with this level" in text and few[0] < 0 < more[0]
+    assert f"gains {worded(more, 2)} with 25." in text
+    for on in found:
+        leads = [gain(on, measure, SPARSE, SPARSE_RIVAL) for measure in ("accuracy", "nll", "ece")]
+        assert all(map(differs, leads)) and [lead > 0 for lead, _ in leads] == [True, False, False]
+    five, all_rows = (gain(on, "accuracy", SPARSE, SPARSE_RIVAL) for on in ("5 random", "500 random"))
+    assert f"by {worded(five, 2)} points with five random samples and {worded(all_rows, 2)} with 500." in text
+
+
 # -- results/temperature ----------------------------------------------------------------------------------------------
-HEATED = {"FashionMNIST (200,2)": "fashionmnist", "EMNIST (150,3)": "emnist", "CIFAR-10 (100,5)": "cifar10"}
-
-
 def heated(column):
     """The cells of a column by system, and the same with the calibrated NLL and ECE in place of the others."""
-    cells = by_system(RESULTS / "temperature/cells.jsonl", dataset=HEATED[column])
+    cells = by_system(RESULTS / "temperature/cells.jsonl", **TESTED[column])
     after = {
         own: {seed: {m: summary[f"{m}_calibrated"] for m in ("nll", "ece")} for seed, summary in by_seed.items()}
         for own, by_seed in cells.items()
@@ -484,7 +634,7 @@ def heated(column):
     return cells, after
 
 
-@pytest.mark.parametrize("column", HEATED)
+@pytest.mark.parametrize("column", TESTED)
 def test_temperature_scaling(column):
     """Every row: NLL and ECE, what the calibration changes, and the calibrated distance to FedABML with the level."""
     cells, after = heated(column)
@@ -504,7 +654,7 @@ def test_temperature_scaling(column):
                 check(behind, *paired(after[own], after[LEVEL], measure))
 
 
-@pytest.mark.parametrize("column", HEATED)
+@pytest.mark.parametrize("column", TESTED)
 def test_what_is_left_without_the_label_level(column):
     _, after = heated(column)
     (row,) = [
@@ -517,3 +667,133 @@ def test_what_is_left_without_the_label_level(column):
     for i, own in enumerate((LEVEL, rival)):
         for shown, measure in zip(row[2 * i :][:2], ("nll", "ece"), strict=True):
             check(shown, *paired(after[own], after[PLAIN], measure))
+
+
+def test_what_the_page_says_of_a_temperature():
+    """The least and the largest of the rivals' values, and what FedABML has with and without the label level."""
+    text, columns = prose(RESULTS / "temperature/README.md"), {column: heated(column) for column in TESTED}
+    two, five, emnist, fashion = columns.values()
+    rivals = {own for own in two[0] if "FedABML" not in own}
+    with_server = rivals - {"Local only"}
+    behind = {
+        column: {m: {own: paired(after[own], after[LEVEL], m) for own in rivals} for m in ("nll", "ece")}
+        for column, (_, after) in columns.items()
+    }
+    assert all(value > width for found in behind.values() for value, width in found["nll"].values())
+    least = {column: min(found["nll"].values())[0] for column, found in behind.items()}
+    assert (
+        "by {:.3f} or more on FashionMNIST, {:.3f} on EMNIST, {:.4f} on CIFAR-10 (100,2) "
+        "and {:.3f} on CIFAR-10 (100,5)."
+    ).format(*(least[column] for column in reversed([*TESTED][2:])), *list(least.values())[:2]) in text
+    falls = [
+        {own: -paired(after[own], cells[own], "nll")[0] for own in rivals}
+        for cells, after in (two, five, emnist, fashion)
+    ]
+    ends = lambda found: [pick(with_server, key=found.get) for pick in (min, max)]
+    own, other = ends(falls[1])
+    shown = f"by {falls[1][own]:.2f} ({own.replace('+', ' + ')}) to {falls[1][other]:.2f} ({other}), Local only's by "
+    assert f"{shown}{falls[1]['Local only']:.1f}; on (100,2)" in text
+    own, other = ends(falls[0])
+    shown = f"on (100,2) by {falls[0][own]:.3f} ({own}) to {falls[0][other]:.3f} ({other}), Local only's by "
+    assert f"{shown}{falls[0]['Local only']:.2f}." in text
+    ditto = falls[3].pop("Ditto")
+    largest = max(abs(change) for found in falls[2:] for own, change in found.items() if own != "Local only")
+    assert f"by at most {largest:.4f}, Ditto's on FashionMNIST by {ditto:.3f}" in text
+    calibrated = [paired(emnist[1][own], emnist[1][LEVEL], "ece") for own in ("FedAvg+FT", "Ditto")]
+    assert "FedAvg + FT and Ditto are behind by {:.4f} and {:.4f}".format(*(value for value, _ in calibrated)) in text
+    assert all(value > width for value, width in calibrated)
+    for column, digits in zip([*TESTED][:2], (4, 3), strict=True):
+        cells, after = columns[column]
+        assert all(value > width for value, width in behind[column]["ece"].values())
+        ece = min(value for value, _ in behind[column]["ece"].values())
+        start, end = (min(mean(found[own], "ece") for own in with_server) for found in (cells, after))
+        assert f"from {start:.{digits}f} or more to {end:.{digits}f} or more, and every rival stays" in text
+        assert f"stays behind by {ece:.{digits}f} or more." in text
+        ahead = [paired(after[own], after[PLAIN], measure) for own in rivals for measure in ("nll", "ece")]
+        assert all(value > width for value, width in ahead)
+    changes = [paired(after[LEVEL], cells[LEVEL], "nll")[0] for cells, after in columns.values()]
+    assert f"its NLL, which changes by at most {max(map(abs, changes)):.4f}" in text
+    cells, after = two
+    assert f"falls from {mean(cells[LEVEL], 'ece'):.4f} to {mean(after[LEVEL], 'ece'):.4f}" in text
+    change, width = paired(after[LEVEL], after[PLAIN], "nll")
+    assert abs(change) < width and "On (100,2) it is not: what the level brings by NLL is not significant." in text
+
+
+# -- results/objections.md, of the pages above ------------------------------------------------------------------------
+def test_the_objections_of_these_pages():
+    found = {row[0]: row[1].replace("−", "-") for row in table(RESULTS / "objections.md", "objection")}
+    says = lambda objection, *words: [word for word in words if word not in found[objection]] == []
+    short = lambda difference, digits: worded(difference, digits).replace("0.", ".", 1).replace("± 0.", "± .")
+    start = {n: by_system(TABLE1 / f"cifar10-{n}/newcomers.jsonl") for n in (2, 5)}
+    gain = {n: paired(start[n]["pFedBayes"], scores(f"cifar10-{n}")["pFedBayes"], "accuracy") for n in start}
+    nll = {n: [mean(by["pFedBayes"], "nll") for by in (scores(f"cifar10-{n}"), start[n])] for n in start}
+    from_to = {n: " to ".join(f"{value:.3f}".removeprefix("0") for value in nll[n]) for n in nll}
+    assert says(
+        "new clients of some rivals began at untrained weights",
+        f"gains {worded(gain[5], 1)} points with five classes, {worded(gain[2], 1)} with two",
+        f"rises from {from_to[5]} and from {from_to[2]}",
+    )
+    others = [
+        abs(paired(start[n][own], scores(f"cifar10-{n}")[own], "accuracy")[0])
+        for n in start
+        for own in ("Ditto", "FedPop")
+    ]
+    assert says("new clients of some rivals began at untrained weights", f"change by at most {max(others):.1f} points")
+    few = by_draw(RESULTS / "fewdata/cifar10-5/cells.jsonl")
+    five, more = (paired(few[f"{size} random"][SPARSE], few[f"{size} random"][LEVEL], "accuracy") for size in (5, 25))
+    likely = paired(few["25 random"][SPARSE], few["25 random"][LEVEL], "nll")
+    assert says(
+        "few random samples exclude classes",
+        f"and {worded(five, 1)} on CIFAR-10 (100,5)",
+        f"with 25 it gains {worded(more, 1)} points and {worded(likely, 3)} of NLL",
+    )
+    _, after = heated("CIFAR-10 (100,2)")
+    rivals = [cells for own, cells in after.items() if "FedABML" not in own]
+    nll, ece = (min(paired(cells, after[LEVEL], m)[0] for cells in rivals) for m in ("nll", "ece"))
+    assert says("nobody calibrated the rivals", f"and {ece:.4f} on (100,2)", f"and {nll:.4f} or more")
+    chosen = {n: by_system(CHOSEN, **TESTED[f"CIFAR-10 (100,{n})"]) for n in (2, 5)}
+    rival = "SCAFFOLD+FT + label level"
+    before, best = scores("cifar10-2"), {n: paired(chosen[n][rival], chosen[n][LEVEL], "nll") for n in chosen}
+    from_to = {
+        own: " to ".join(f"{mean(by[own], 'nll'):.3f}".removeprefix("0") for by in (before, chosen[2]))
+        for own in (rival, LEVEL)
+    }
+    assert says(
+        "choosing by accuracy spoils the rivals' NLL",
+        f"best rival's test NLL falls from {from_to[rival]}, FedABML's from {from_to[LEVEL]}",
+        f"FedABML leads by {short(best[2], 4)}; on (100,5) by {short(best[5], 3)}",
+    )
+
+
+def test_the_objections_of_few_data_and_of_emnist_and_fashionmnist():
+    found = {row[0]: row[1] for row in table(RESULTS / "objections.md", "objection")}
+    few = {
+        column: by_draw(RESULTS / "fewdata" / folder / "cells.jsonl", dataset=column.partition(" ")[0].lower())
+        for column, folder in [*FEW.items()][:2]
+    }
+    few["CIFAR-10 (100,5)"] = by_draw(RESULTS / "fewdata/cifar10-5/cells.jsonl")
+    gain = lambda column, on, own, other: paired(few[column][on][own], few[column][on][other], "accuracy")
+    level = {column: [gain(column, on, LEVEL, PLAIN) for on in ("5 random", "5")] for column in few}
+    words = [f"{worded(first, 1)} ({{}}{second[0]:.1f})" for first, second in level.values()]
+    fashion, emnist, cifar = words
+    wanted = f"CIFAR-10 {cifar.format('by label ')}, FashionMNIST {fashion.format('')}, EMNIST {emnist.format('')}"
+    assert wanted in found["few data were drawn by label; real ones are random"]
+    fashion, emnist = (worded(gain(column, "5 random", SPARSE, LEVEL), 1) for column in [*FEW][:2])
+    wanted = f"gains {fashion} over `dirichlet` on FashionMNIST and loses {emnist} on EMNIST"
+    assert wanted in found["few random samples exclude classes"]
+    _, five, emnist, fashion = (after for _, after in map(heated, TESTED))
+    least = lambda after, m: min(paired(after[own], after[LEVEL], m)[0] for own in after if "FedABML" not in own)
+    wanted = f"behind by {least(five, 'ece'):.3f} or more on CIFAR-10 (100,5)"
+    assert wanted in found["nobody calibrated the rivals"]
+    wanted = "NLL is behind by {:.3f}, {:.3f}, {:.3f} and".format(*(least(c, "nll") for c in (fashion, emnist, five)))
+    assert wanted in found["nobody calibrated the rivals"]
+    emnist, fashion = (by_system(CHOSEN, **setting) for setting in [*TESTED.values()][2:])
+    nll = lambda cells: f"{mean(cells, 'nll'):.4f}".removeprefix("0")
+    lowest = lambda cells: min((own for own in cells if "FedABML" not in own), key=lambda own: mean(cells[own], "nll"))
+    behind = " ± ".join(
+        f"{abs(value):.4f}".removeprefix("0") for value in paired(fashion[LEVEL], fashion[lowest(fashion)], "nll")
+    )
+    assert (
+        f"{nll(emnist[lowest(emnist)])}, FedABML {nll(emnist[LEVEL])} (not significantly), and "
+        f"{nll(fashion[lowest(fashion)])}, FedABML {nll(fashion[LEVEL])} (by {behind})"
+    ) in found["choosing by accuracy spoils the rivals' NLL"]

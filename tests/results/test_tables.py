@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import numpy as np
@@ -17,6 +16,7 @@ from tests.results.published import (
     ROOT,
     TABLE1,
     best,
+    by_draw,
     by_system,
     check,
     check_bold,
@@ -25,11 +25,13 @@ from tests.results.published import (
     named,
     paired,
     paired_p,
+    partitions,
+    prose,
     scores,
-    system,
     table,
     validated,
     values,
+    worded,
 )
 
 README = {"CIFAR-10, 100 clients × 2 classes, CNN": "cifar10-2", "CIFAR-10, 100 × 5, CNN": "cifar10-5"}
@@ -96,19 +98,14 @@ def test_resnet_18_on_the_page_of_all_results(classes, seeds):
     assert lead > 0 and row[4] == f"{'first' if seeds == 'three' and lead > width else 'highest mean'} (one rival)"
 
 
-FEW = RESULTS / "fewdata/fashionmnist-emnist/cells.jsonl"
+FEW = {"FashionMNIST": "fashionmnist-emnist", "EMNIST": "fashionmnist-emnist", "CIFAR-10 (100,5)": "cifar10-5"}
 
 
-@pytest.mark.parametrize(("column", "dataset"), [("FashionMNIST", "fashionmnist"), ("EMNIST", "emnist")])
-def test_five_random_samples_on_the_page_of_all_results(column, dataset):
+@pytest.mark.parametrize("column", FEW)
+def test_five_random_samples_on_the_page_of_all_results(column):
     """The sparse level's rows are never bold: its form was chosen after these test data had been read."""
-    found = {}
-    for line in FEW.read_text(encoding="utf-8").splitlines():
-        cell = json.loads(line)
-        config = json.loads(cell["identity"])[0]
-        if config["dataset"] == dataset and not cell["error"]:
-            (score,) = [score for score in cell["scores"] if score["on"] == "5 random"]
-            found.setdefault(system(config), {})[config["seed"]] = score["summary"]
+    dataset = column.partition(" ")[0].lower().replace("-", "")
+    found = by_draw(RESULTS / "fewdata" / FEW[column] / "cells.jsonl", dataset=dataset)["5 random"]
     (row,) = [
         row for row in table(RESULTS / "README.md", "experiment") if row[0] == f"few data, {column}, 5 random samples"
     ]
@@ -119,7 +116,8 @@ def test_five_random_samples_on_the_page_of_all_results(column, dataset):
     assert named(rival) == other.replace("FedAvg+FT +", "FedAvg +")  # as the page of few data has it
     check(own, *(mean(found[name], "accuracy") for name in ours))
     check(rival, mean(found[other], "accuracy"))
-    assert ("**" in own, "**" in rival) == (False, ranked[0] == other and "sparse" not in other)
+    bold = ["**" in cell for cell in (*re.split(r" / |, sparse ", own), rival)]
+    assert bold == [name == ranked[0] and "sparse" not in name for name in (*ours, other)]
     lead, width = paired(found[better], found[other], "accuracy")
     assert VERDICTS[verdict] == (lead > width) - (lead < -width)
 
@@ -167,7 +165,7 @@ def test_the_rows_under_the_notes_of_a_page(name):
         check(ece, mean(cells, "ece"))
 
 
-@pytest.mark.parametrize("name", ["emnist", "fashionmnist"])
+@pytest.mark.parametrize("name", ["cifar10-2", "cifar10-5", "emnist", "fashionmnist"])
 def test_the_note_on_newcomers_of_a_page(name):
     note = (TABLE1 / name / "README.md").read_text(encoding="utf-8").partition("had never been drawn")[2]
     note = " ".join(note.partition("newcomers.jsonl")[0].split())
@@ -175,3 +173,21 @@ def test_the_note_on_newcomers_of_a_page(name):
         (shown,) = re.findall(rf"{own}(?: has)? (\S+ ± \S+ \([^)]*\))", note)
         accuracy = list(values(cells, "accuracy").values())
         check(shown, np.mean(accuracy), half(accuracy), mean(cells, "nll"))
+    assert partitions(TABLE1 / name / "newcomers.jsonl") == partitions(TABLE1 / name / "cells.jsonl")
+
+
+@pytest.mark.parametrize("name", ["cifar10-2", "cifar10-5"])
+def test_what_the_other_start_of_newcomers_changes(name):
+    """The note has every change that is larger than its interval, no other, and the nearest distance to FedABML."""
+    before, other = scores(name), by_system(TABLE1 / name / "newcomers.jsonl")
+    note = prose(TABLE1 / name / "README.md").partition("Changed by more than the interval are")[2]
+    note = note.partition(" - Those runs")[0]
+    changes = []
+    for measure, digits in (("accuracy", 2), ("nll", 4), ("ece", 4)):
+        differences = [paired(cells, before[own], measure) for own, cells in other.items()]
+        changes += [worded(d, digits, "+") for d in differences if abs(d[0]) > d[1]]
+    assert sorted(re.findall(r"[+-]\S+ ± [\d.]+\d", note)) == sorted(changes)
+    leads = [paired(before[own], cells, "accuracy") for own in (PLAIN, LEVEL) for cells in other.values()]
+    behind = [paired(cells, before[own], "nll") for own in (PLAIN, LEVEL) for cells in other.values()]
+    assert all(distance > width for distance, width in leads + behind)
+    assert f"stay behind both FedABMLs by accuracy, by {worded(min(leads), 2)} points or more, and by NLL." in note
