@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 
@@ -621,6 +622,32 @@ def test_what_the_page_says_of_the_sparse_level_on_cifar10():
         assert all(map(differs, leads)) and [lead > 0 for lead, _ in leads] == [True, False, False]
     five, all_rows = (gain(on, "accuracy", SPARSE, SPARSE_RIVAL) for on in ("5 random", "500 random"))
     assert f"by {worded(five, 2)} points with five random samples and {worded(all_rows, 2)} with 500." in text
+
+
+def test_the_sparse_level_in_the_table_of_research():
+    """Every row of docs/research.md on new clients of images: accuracy, NLL and ECE, paired over seeds."""
+    text = RESEARCH.read_text(encoding="utf-8")
+    pairs = {
+        "| `dirichlet` with α 0.1 → `sparse` | Fash": (SPARSE, LEVEL, 12),
+        "| the same in FedAvg + FT |": (SPARSE_RIVAL, "FedAvg+FT + label level", 3),
+        "| FedAvg + FT → FedABML, both `sparse` |": (SPARSE, SPARSE_RIVAL, 5),
+    }
+    for start, (own, other, expected) in pairs.items():
+        first, *others = text[text.index(start) :].splitlines()
+        rows = [first, *itertools.takewhile(lambda row: row.startswith("| |"), others)]
+        assert len(rows) == expected
+        column = ""
+        for row in rows:
+            _, where, change, *_ = [cell.strip() for cell in row.strip("|").split("|")]
+            *told, sample = [part for part in where.split(", ") if part not in ("new clients", "test")]
+            column = next(name for name in FEW if name.startswith(told[0].partition(" ")[0])) if told else column
+            count, draw, _ = sample.split()
+            cells = RESULTS / "fewdata" / FEW[column] / "cells.jsonl"
+            found = by_draw(cells, dataset=column.partition(" ")[0].lower().replace("-", ""))
+            summaries = found[f"{count} random" if draw == "random" else count]
+            differences = [paired(summaries[own], summaries[other], m) for m in ("accuracy", "nll", "ece")]
+            signed = [f"{d:+.{n}f} ± {h:.{n}f}" for (d, h), n in zip(differences, (2, 3, 3), strict=True)]
+            assert change == "{}, {}, ECE {}".format(*signed).replace("-", "−")
 
 
 # -- results/temperature ----------------------------------------------------------------------------------------------
