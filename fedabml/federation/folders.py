@@ -205,7 +205,9 @@ class SiteFolder(_Folder):
     def settings(self) -> SiteSettings:
         """The settings, read once; a relative path of the data begins at this folder, wherever a process started."""
         settings = SiteSettings.load(self.check().settings_file)
-        return replace(settings, data=str(self.path / settings.data)) if settings.data else settings
+        if not settings.data:
+            return settings
+        return replace(settings, data=os.path.abspath(self.path / settings.data))  # noqa: PTH100 - links stay
 
     def make(self) -> None:
         """Make the folder with `state` and `run`. One that exists becomes private, too: its settings name the data."""

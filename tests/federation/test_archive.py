@@ -16,6 +16,7 @@ pytest.importorskip("cryptography")
 from fedabml.errors import InputError
 from fedabml.federation import archive, keys
 from fedabml.federation.archive import unpack
+from fedabml.federation.folders import SiteFolder
 from fedabml.version import __version__
 from tests.federation.deployed import APP, folder_of
 
@@ -93,6 +94,19 @@ def test_a_folder_of_the_same_archive_is_kept_and_that_of_another_is_refused(ser
     assert (site.state / "kept-1").read_bytes() == b"x"
     with pytest.raises(InputError, match="belongs to site a"):
         unpack(server.archive("b"), tmp_path / "a")
+
+
+@pytest.mark.parametrize("written", ["rows.csv", "../rows.csv"])
+def test_joining_again_with_the_same_data_keeps_a_relative_path(server, tmp_path, written):
+    """The site's folder can then be moved together with its data."""
+    site = unpack(server.archive("a"), tmp_path / "a", data=tmp_path / "old")
+    text = site.settings_file.read_text().replace(f'data = "{tmp_path / "old"}"', f'data = "{written}"')
+    site.settings_file.write_text(text)
+    assert f'data = "{written}"' in text
+    unpack(server.archive("a"), tmp_path / "a", data=tmp_path / "a" / written)
+    assert site.settings_file.read_text() == text
+    unpack(server.archive("a"), tmp_path / "a", data=tmp_path / "new")
+    assert SiteFolder(tmp_path / "a").settings.data == str(tmp_path / "new")
 
 
 INTERRUPTED = """
