@@ -181,10 +181,23 @@ def prose(path):
     return " ".join(path.read_text(encoding="utf-8").replace("−", "-").split())
 
 
-def worded(difference, digits, sign=""):
-    """A difference and half of its interval as prose has them; without `sign` the words around them tell it."""
+def worded(difference, digits, way):
+    """A difference and half of its interval as prose has them.
+
+    `way` is "+" where the sign is shown. Where the words around the number tell it, `way` is "up" or "down", the
+    direction that these words claim; a difference of the other sign is refused.
+    """
     value, width = difference
-    return f"{value if sign else abs(value):{sign}.{digits}f} ± {width:.{digits}f}"
+    assert way in ("+", "up", "down")
+    assert way == "+" or (value > 0) == (way == "up"), f"{value} is not {way}"
+    shown = f"{value:+.{digits}f}" if way == "+" else f"{abs(value):.{digits}f}"
+    return f"{shown} ± {width:.{digits}f}"
+
+
+def differs(difference):
+    """Whether the 95% interval of a difference excludes 0."""
+    value, width = difference
+    return abs(value) > width
 
 
 def check_bold(pick, *cells):

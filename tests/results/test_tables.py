@@ -190,4 +190,5 @@ def test_what_the_other_start_of_newcomers_changes(name):
     leads = [paired(before[own], cells, "accuracy") for own in (PLAIN, LEVEL) for cells in other.values()]
     behind = [paired(cells, before[own], "nll") for own in (PLAIN, LEVEL) for cells in other.values()]
     assert all(distance > width for distance, width in leads + behind)
-    assert f"stay behind both FedABMLs by accuracy, by {worded(min(leads), 2)} points or more, and by NLL." in note
+    lead = worded(min(leads), 2, "up")
+    assert f"stay behind both FedABMLs by accuracy, by {lead} points or more, and by NLL." in note

@@ -64,7 +64,8 @@ class FewData(Experiment):
                     max(same, key=lambda r: (r["accuracy"], r["algorithm"])) for same in by(drawn, "samples").values()
                 ]
                 firsts = "; ".join(f"{r['samples']}: {context.named(r)}" for r in best)
-                conclusions.append(f"{TITLES[column]}, {draws}, first in accuracy by the number of samples: {firsts}.")
+                where = f"{TITLES[column]}, {draws}"
+                conclusions.append(f"{where}, highest mean accuracy by the number of samples: {firsts}.")
                 views = [_views(context, drawn, key) for key in SHOWN_MEASURES]
                 sheets += [sheet for sheet, _ in views]
                 pictures += [picture for _, picture in views]
