@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import stat
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def obstacles(folder):
     (folder / "target").write_text("not ours")
     (folder / "link").symlink_to("target")
     (folder / "loop").symlink_to("loop")
-    if os.geteuid() == 0:
+    with suppress(PermissionError):  # only root may, and not in a namespace or container of its own
         os.mknod(folder / "device", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     names = ("fifo", "target", "link", "loop", "device")
     return {name: (folder / name).lstat() for name in names if os.path.lexists(folder / name)}
