@@ -317,8 +317,18 @@ def page(record: Path) -> str:
         head += ["", f"Cores: {cores}. Load of the machine before a turn: {min(loads):.1f} to {max(loads):.1f}."]
         made = sorted({(line.get("code", "not recorded"), line.get("hardware", "not recorded")) for line in lines})
         head += [f"Code: {digest}. Machine: {name}." for digest, name in made]
-    return "\n".join([*head, "", "Made by `python -m drills.round_time run`; lines: `round_time.jsonl`.", ""])
+    return "\n".join(
+        [*head, "", *_LEFT_OUT, "", "Made by `python -m drills.round_time run`; lines: `round_time.jsonl`.", ""]
+    )
 
+
+_LEFT_OUT = (  # about the published record; the lines of the first two runs were not kept
+    "Left out: two runs of 2026-11-20 that were stopped in their first turn, after their first ratios had been seen,",
+    "because tests and another study used the same two cores. A process per message then took 0.97× and 1.04× of",
+    "Flower's median, and 1.19× with the torch loop of Flower's arm. In both, Flower's arm had run first, with less",
+    "beside it; the resident workers were not reached. So a machine that is busy for one arm alone can turn the first",
+    "two ratios. Left out, too: the last turn of the run that followed, which was stopped before Flower's arm.",
+)
 
 _NAMES = {
     "flower": "Flower's FedAvg, plain torch loop",
